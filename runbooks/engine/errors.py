@@ -1,0 +1,78 @@
+"""The error tree, and how an error reads.
+
+    RunbookError            exit 1   something on a host, or in a run, failed
+      Unreachable           exit 1   no connection, or a connection that was lost
+        HostKeyChanged      exit 1   the host showed another key than the one pinned
+      NoAnswer              exit 1   the host is there, an answer did not come within its deadline
+      StepFailed            exit 1   a step failed, or still wants a change after it was applied
+      CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
+    UsageError              exit 2   wrong option, inventory or environment: nothing was touched
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RunbookError(Exception):
+    """An error written for the person who has to act on it.
+
+    `message` is one line that says what is wrong; `details` are lines that came back or were found;
+    `next` is the command to type, `page` the on-call page to read; `host` and `step` say where.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str | None = None,
+        step: str | None = None,
+        details: Sequence[str] = (),
+        next: str | None = None,
+        page: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.host = host
+        self.step = step
+        self.details = tuple(details)
+        self.next = next
+        self.page = page
+
+    def __str__(self) -> str:
+        head = f"{self.step}: {self.message}" if self.step else self.message
+        lines = [f"{head}   ({self.host})" if self.host else head]
+        lines += [f"  {line}" for line in self.details]
+        pointers = [f"next: {self.next}"] if self.next else []
+        pointers += [f"page: invoke runbook {self.page}"] if self.page else []
+        if pointers:
+            lines.append("  " + "     ".join(pointers))
+        return "\n".join(lines)
+
+
+class Unreachable(RunbookError):
+    """No connection to the host, or a connection that was lost."""
+
+
+class HostKeyChanged(Unreachable):
+    """The host showed another key than the one that is pinned for it."""
+
+
+class NoAnswer(RunbookError):
+    """The host is there, but an answer did not come within its deadline."""
+
+
+class StepFailed(RunbookError):
+    """A step failed, or still wants a change after it was applied."""
+
+
+class CheckFailed(RunbookError):
+    """A check says no: a GPU is missing, a disk too small, an operating system unknown."""
+
+
+class UsageError(RunbookError):
+    """Wrong option, inventory or environment. Nothing was touched."""
+
+    exit_code = 2

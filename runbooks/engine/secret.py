@@ -1,0 +1,81 @@
+"""Values that must not be shown: where they come from, and a box that prints as ***."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runbooks.engine.errors import UsageError
+
+MASK = "***"
+
+
+class Secret:
+    """A secret string: `str()`, `repr()` and format show ***; `reveal()` is the only way to the value."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return MASK
+
+    __str__ = __repr__
+
+    def __format__(self, _spec: str) -> str:
+        return MASK
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(("Secret", self._value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretSource:
+    """Where a secret is read from when it is needed: exactly one of an environment variable, a file (mode 0600), a command."""
+
+    env: str | None = None
+    file: str | None = None
+    command: Sequence[str] | None = None
+    base: Path = field(default_factory=Path)
+
+    def resolve(self) -> Secret:
+        """Read the secret. Raises UsageError that names the source, never its content."""
+        if self.env is not None:
+            if self.env not in os.environ:
+                raise UsageError(f"secret: the environment variable {self.env} is not set")
+            return Secret(os.environ[self.env])
+        if self.file is not None:
+            return Secret(_read_private(self.base / Path(self.file).expanduser()))
+        assert self.command is not None
+        return Secret(_run(self.command))
+
+
+def _read_private(path: Path) -> str:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise UsageError(f"secret: {path} has mode {mode:04o}; others can read it", next=f"chmod 0600 {path}")
+        return path.read_text().rstrip("\n")
+    except OSError as error:
+        raise UsageError(f"secret: {path}: {error.strerror}") from None
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"secret: {command[0]} could not be run: {type(error).__name__}") from None
+    if done.returncode != 0:
+        raise UsageError(f"secret: {command[0]} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
+    return done.stdout.rstrip("\n")

@@ -1,0 +1,1 @@
+"""Reads and validates the inventory into frozen structs."""

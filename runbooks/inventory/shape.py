@@ -1,0 +1,184 @@
+"""The inventory as frozen structs. `inventory.yaml` is the manual: every field is explained there, with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+Scalar = str | int | float | bool
+
+
+class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Exactly one source of a secret."""
+
+    env: str | None = None
+    file: str | None = None
+    command: tuple[str, ...] | None = None
+
+
+class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine that is reached over SSH. `runtime`, `model` and `profile` override the inventory's own for this host."""
+
+    address: str
+    port: int = 22
+    user: str = "root"
+    key: str | None = None
+    sudo: Literal["auto", "password"] = "auto"  # auto: root login or passwordless sudo
+    sudo_password: SecretRef | None = None
+    proxy_jump: str | None = None
+    runtime: str | None = None
+    model: str | None = None
+
+
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hosts: tuple[str, ...]
+
+
+class Gpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be in the machine. `memory_mib` is nvidia-smi's memory.total of one card, in MiB; `arch` its compute capability."""
+
+    count: int
+    name: str
+    memory_mib: int
+    arch: str
+
+
+class AptRepository(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A signed apt repository. `url` and `key_url` may hold {os} and {arch} (`ubuntu2404`, `x86_64`), filled per host from its facts."""
+
+    url: str
+    key_url: str
+    key_sha256: str | None = None
+    suite: str = "/"  # "/" for a flat repository
+    components: tuple[str, ...] = ()
+
+
+class Driver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """NVIDIA's open kernel modules. `version` is the driver version that all packages are pinned to, e.g. 580.126.20."""
+
+    version: str
+    repository: AptRepository
+    packages: tuple[str, ...]
+    module_options: Mapping[str, str] = {}  # file stem below /etc/modprobe.d -> one `options` line
+
+
+class Cuda(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    package: str  # e.g. cuda-toolkit-13-0, from the driver's repository
+    home: str = "/usr/local/cuda"
+
+
+class PythonIndex(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where pip looks. All empty: pip's own configuration on the host."""
+
+    url: str | None = None
+    extra_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    only: bool = False  # True: --no-index, nothing but find_links
+
+
+class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An immutable Python environment: exact pins, built once under the hash of this entry. `sglang` names the flag table."""
+
+    sglang: str
+    why: str
+    packages: tuple[str, ...]
+    python: str = "python3"
+    index: PythonIndex = PythonIndex()
+    dependencies: bool = True  # False: pip --no-deps, for a frozen list
+    env: Mapping[str, str] = {}  # needed by this software wherever it runs, e.g. TRITON_PTXAS_PATH
+
+
+class FlashAttn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The flash-attn package, built from source into the runtime. Optional for GLM-5: `required` says if its failure stops the run."""
+
+    version: str
+    archs: str  # FLASH_ATTN_CUDA_ARCHS, e.g. "120"
+    enabled: bool = True
+    required: bool = False
+    index: PythonIndex = PythonIndex()
+    build_needs: tuple[str, ...] = ("ninja", "packaging", "psutil", "setuptools", "wheel")
+    max_jobs: int | None = None  # None: from the host's memory and cores
+
+
+class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the ceiling and the verdict need to know. Bytes are bytes, not GB; `_params` count weights."""
+
+    hidden: int
+    layers: int
+    moe_layers: int
+    experts: int
+    experts_per_token: int
+    routed_expert_bytes: float  # all routed experts, as stored
+    other_weight_bytes: float  # everything else that one decode step reads
+    active_params: float
+    kv_bytes_per_token: int
+    index_topk: int | None = None  # sparse attention begins above this many tokens of context
+    has_mtp_layer: bool = False
+    activation_bytes: int = 2
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights on disk. `source` is `hf:OWNER/NAME` or an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]})."""
+
+    source: str
+    path: str
+    served_name: str
+    size_gb: float
+    shape: ModelShape
+    revision: str | None = None
+    token: SecretRef | None = None
+    context_length: int = 202752
+
+
+class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The systemd service."""
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    user: str = "sglang"
+    api_key: SecretRef | None = None
+    ready_budget: int = 1800  # seconds that a start may take until the first real completion
+
+
+class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """SGLang arguments under canonical names (`mem_fraction_static`, the argument's dest), environment, and what must be read back."""
+
+    why: str
+    extends: str | None = None
+    args: Mapping[str, Scalar | None] = {}  # None: take an inherited argument away
+    env: Mapping[str, str | None] = {}
+    expect: Mapping[str, Scalar] = {}
+
+
+class Bench(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sweep. Lengths in tokens; `window` and `warmup` in seconds a point."""
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    input_len: int = 1024
+    output_len: int = 512
+    warmup: float = 10.0
+    window: float = 60.0
+    reference: Mapping[int, float] = {}  # concurrency -> output tok/s of a published sweep on the same hardware
+    reference_source: str = ""
+    link: str = "PCIe Gen5 x16"
+
+
+class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hosts: Mapping[str, Host]
+    gpus: Gpus
+    driver: Driver
+    cuda: Cuda
+    flash_attn: FlashAttn
+    runtimes: Mapping[str, Runtime]
+    runtime: str
+    models: Mapping[str, Model]
+    model: str
+    profiles: Mapping[str, Profile]
+    groups: Mapping[str, Group] = {}
+    server: Server = Server()
+    bench: Bench = Bench()
+    known_hosts: str = "known_hosts"  # beside the inventory
+    proxy: str | None = None  # http(s) proxy for apt, pip and downloads on the hosts

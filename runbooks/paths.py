@@ -1,0 +1,19 @@
+"""Every path that the project uses on a host, in one place."""
+
+from __future__ import annotations
+
+ROOT = "/opt/runbooks"
+RUNTIMES = f"{ROOT}/runtimes"  # <lock-hash>/{venv,cache}: built once, never changed
+RELEASES = f"{ROOT}/releases"  # numbered folders, each a whole definition of a running server
+CURRENT = f"{ROOT}/current"  # symlink to the release that serves
+TOOLS = f"{ROOT}/tools"  # pushed artefacts (canary, load generator), named by content
+
+STATE = "/var/lib/runbooks"
+JOBS = f"{STATE}/jobs"
+WHEELS = f"{STATE}/wheels"  # built wheels, keyed by everything that decides their bytes
+
+LOCK = "/run/runbooks.lock"
+AUDIT = "/var/log/runbooks/audit.jsonl"
+
+UNIT = "/etc/systemd/system/sglang.service"
+UNIT_NAME = "sglang.service"
