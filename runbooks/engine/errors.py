@@ -1,12 +1,12 @@
 """The error tree, and how an error reads.
 
-    RunbookError            exit 1   something on a host, or in a run, failed
-      Unreachable           exit 1   no connection, or a connection that was lost
-        HostKeyChanged      exit 1   the host showed another key than the one pinned
-      NoAnswer              exit 1   the host is there, an answer did not come within its deadline
-      StepFailed            exit 1   a step failed, or still wants a change after it was applied
-      CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
-    UsageError              exit 2   wrong option, inventory or environment: nothing was touched
+RunbookError            exit 1   something on a host, or in a run, failed
+  Unreachable           exit 1   no connection, or a connection that was lost
+    HostKeyChanged      exit 1   the host showed another key than the one pinned
+  NoAnswer              exit 1   the host is there, an answer did not come within its deadline
+  StepFailed            exit 1   a step failed, or still wants a change after it was applied
+  CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
+UsageError              exit 2   wrong option, inventory or environment: nothing was touched
 """
 
 from __future__ import annotations

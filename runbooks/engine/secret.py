@@ -73,7 +73,9 @@ def _read_private(path: Path) -> str:
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"secret: {command[0]} could not be run: {type(error).__name__}") from None
     if done.returncode != 0:

@@ -1,0 +1,101 @@
+"""One stream of events: everything that people or programs see of a run passes here, and is redacted here.
+
+An event has a kind, a host or none, a text, and data by kind. With `--json` each event is one line:
+
+    {"event": "note", "host": "glm5-a", "text": "...", "level": "warning", "time": 1764000000.0}
+
+| event    | data                                                                              |
+|----------|-----------------------------------------------------------------------------------|
+| heading  |                                                                                   |
+| note     | level: info, good, warning, error                                                 |
+| progress | done, total (null: unknown), unit, detail; the same text again replaces the line  |
+| output   | a line of a followed log                                                          |
+| stage    | state: ok, changed, would-change, failed, undecided; ok, changed: counts; seconds |
+| step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
+| table    | columns, rows                                                                     |
+| result   | the outcome of a host or a command: exit state and counts                         |
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from runbooks.engine.secret import MASK, Secret
+
+Level = Literal["info", "good", "warning", "error"]
+
+SHORTEST_REDACTED = 4  # shorter values would blank half of every line; inventory.py refuses such secrets
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    text: str
+    host: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+
+class Printer(Protocol):
+    def show(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Reporter:
+    """Where all parts say what happens. Threads may share one."""
+
+    def __init__(self, printer: Printer) -> None:
+        self._printer = printer
+        self._secrets: set[str] = set()
+        self._lock = threading.Lock()
+
+    def hide(self, secret: Secret) -> None:
+        """From now on this value is shown as *** wherever it turns up."""
+        value = secret.reveal()
+        if len(value) >= SHORTEST_REDACTED:
+            self._secrets.update({value, *(line for line in value.splitlines() if len(line) >= SHORTEST_REDACTED)})
+
+    def redact(self, value: Any) -> Any:
+        """The same value with every hidden secret masked, through strings, mappings and sequences."""
+        if isinstance(value, str):
+            for secret in self._secrets:
+                value = value.replace(secret, MASK)
+            return value
+        if isinstance(value, Mapping):
+            return {self.redact(key): self.redact(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.redact(item) for item in value]
+        return value
+
+    def emit(self, kind: str, text: str, *, host: str | None = None, **data: Any) -> None:
+        with self._lock:
+            self._printer.show(Event(kind, self.redact(text), host, self.redact(data)))
+
+    def close(self) -> None:
+        with self._lock:
+            self._printer.close()
+
+    def heading(self, text: str) -> None:
+        self.emit("heading", text)
+
+    def note(self, text: str, *, host: str | None = None, level: Level = "info") -> None:
+        self.emit("note", text, host=host, level=level)
+
+    def progress(
+        self, what: str, done: float, total: float | None, *, host: str | None = None, unit: str = "", detail: str = ""
+    ) -> None:
+        """A live line, replaced by the next one of the same `what`; it goes away when `done` reaches `total`."""
+        self.emit("progress", what, host=host, done=done, total=total, unit=unit, detail=detail)
+
+    def output(self, line: str, *, host: str | None = None) -> None:
+        self.emit("output", line, host=host)
+
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, host: str | None = None
+    ) -> None:
+        self.emit("table", title, host=host, columns=list(columns), rows=[list(row) for row in rows])

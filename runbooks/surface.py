@@ -1,0 +1,89 @@
+"""Invoke, mended: the decorator that every task wears.
+
+No short flag is stolen, Invoke's own `--dry` never runs a task for real, our errors become text and exit codes,
+and no traceback reaches a user.
+
+Exit codes: 0 converged or healthy, 1 failed, 2 a usage or inventory error found by us, 3 `--check` found changes,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import Task, task
+
+from runbooks.engine.errors import RunbookError, UsageError
+
+CHANGES_FOUND = 3
+INTERRUPTED = 130
+
+Body = Callable[..., int | None]
+
+
+def command(**options: Any) -> Callable[[Body], Task[Any]]:
+    """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError."""
+
+    def decorate(body: Body) -> Task[Any]:
+        @functools.wraps(body)
+        def run(context: Context, *args: Any, **kwargs: Any) -> None:
+            code = _guarded(body, context, args, kwargs)
+            if code:
+                raise Exit(code=code)
+
+        decorated: Task[Any] = task(auto_shortflags=False, **options)(run)
+        return decorated
+
+    return decorate
+
+
+def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    try:
+        if context.config.run.dry:
+            _mean_check(body, kwargs)
+        return body(context, *args, **kwargs) or 0
+    except RunbookError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted; what runs on a host as a job goes on there, and the same command attaches to it")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `invoke bench | head`: nobody reads on. Python would complain again while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        _complain(_report_bug(error))
+        return 1
+
+
+def _mean_check(body: Body, kwargs: dict[str, Any]) -> None:
+    """Invoke's core flag -R/--dry only silences `Context.run`; for us it means `--check`, or nothing at all."""
+    if "check" not in inspect.signature(body).parameters:
+        raise UsageError(f"{body.__name__}: Invoke's --dry has no meaning here", details=["nothing was run"])
+    kwargs["check"] = True
+
+
+def _complain(text: str) -> None:
+    head, _, rest = text.partition("\n")
+    bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{bold}{head}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
+
+
+def _report_bug(error: Exception) -> str:
+    """Write the traceback to a private file, for a bug report, and say in two lines where it is."""
+    handle, name = tempfile.mkstemp(prefix=f"runbooks-bug-{int(time.time())}-", suffix=".txt")
+    with os.fdopen(handle, "w") as out:
+        traceback.print_exception(error, file=out)
+    return f"a bug in runbooks: {type(error).__name__}\n  the details, for a report: {Path(name)}"
