@@ -42,7 +42,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretSource:
-    """Where a secret is read from when it is needed: exactly one of an environment variable, a file (mode 0600), a command."""
+    """Where a secret is read from when it is needed: one of an environment variable, a file (mode 0600), a command."""
 
     env: str | None = None
     file: str | None = None

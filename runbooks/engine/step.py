@@ -59,7 +59,8 @@ class Change:
     """Shell text that makes the state true, and what people are shown of it.
 
     `script` runs under `sh -e` as root, in a job of its stage, with the folder of `uploads` in `$UPLOADS`.
-    `uploads` hold what must not stand in a script: secrets, and content over 64 KiB; written mode 0600 before the job starts.
+    `uploads` hold what must not stand in a script: secrets, and content over 64 KiB; each is a file of mode 0600
+    there before the job starts.
     `limit` is the most seconds that it may take. `reboot`: the host is restarted at this point, then looked at again.
     """
 
@@ -82,7 +83,7 @@ class Verdict:
 
 
 class Step(Protocol):
-    """A value that says what should be true, what to look at, and what would change. Implementations are frozen dataclasses."""
+    """A value that says what should be true, what to look at, and what would change: a frozen dataclass."""
 
     @property
     def id(self) -> str:
@@ -96,11 +97,15 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps that belong together. After a stage that changed something, the stages below it are looked at again."""
+    """Steps that belong together. After a stage that changed something, the stages below it are looked at again.
+
+    `optional`: a failure is told as a warning, and the stages below go on. The tag "always" defies `--tags`.
+    """
 
     name: str
     steps: tuple[Step, ...]
     tags: frozenset[str] = frozenset()
+    optional: bool = False
 
     ALWAYS: ClassVar[str] = "always"
 

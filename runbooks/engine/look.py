@@ -1,0 +1,103 @@
+"""One look: all questions of a run in one exchange, and no group can wedge the others.
+
+Each group (all keys of one kind) is a script of its own, started in the background with its own output and deadline.
+A process in uninterruptible sleep (nvidia-smi after an Xid 79, df on a dead mount) cannot even be killed: its group is
+left behind, answers `NO_ANSWER`, and the rest is here in time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from runbooks.engine.step import NO_ANSWER, Kind, Question, State
+from runbooks.engine.transport import Connection
+
+_PROLOGUE = """\
+D=$(mktemp -d "${TMPDIR:-/tmp}/rb-look.XXXXXXXX") && cd "$D" || exit 1
+mkfifo done && exec 3<>done
+group() {
+  ( timeout -k 1 "$2" sh "./$1.sh" >"$1.out" 2>/dev/null </dev/null 3>&-; echo $? >"$1.rc"; echo "$1" >&3 ) &
+}
+"""
+
+_EPILOGUE = """\
+( sleep {longest}; echo late >&3 ) 2>/dev/null & bell=$!
+left={count}
+while [ "$left" -gt 0 ]; do
+  read -r who <&3
+  [ "$who" != late ] || break
+  left=$((left - 1))
+done
+kill "$bell" 2>/dev/null
+i=0
+while [ "$i" -lt {count} ]; do
+  if [ -s "$i.rc" ]; then printf '%s %s %s %s\\n' {token} "$i" "$(cat "$i.rc")" "$(wc -c <"$i.out")"; cat "$i.out"
+  else printf '%s %s - 0\\n' {token} "$i"; fi
+  i=$((i + 1))
+done
+cd / && rm -rf "$D"
+"""
+
+_TIMED_OUT = ("124", "137", "-")
+
+
+@dataclass(frozen=True)
+class _Group:
+    kind: Kind
+    keys: tuple[str, ...]
+
+    @property
+    def questions(self) -> list[Question]:
+        return [Question(self.kind, key) for key in self.keys]
+
+
+def look(connection: Connection, questions: Iterable[Question]) -> dict[Question, State]:
+    """Ask everything once; one exchange, or none when there is nothing to ask."""
+    groups = _grouped(questions)
+    if not groups:
+        return {}
+    token = f"rb-{secrets.token_hex(8)}"
+    longest = max(group.kind.deadline for group in groups) + 2
+    answer = connection.ask(_script(groups, token, longest), deadline=longest + 5)
+    return _read(answer.raw, groups, token)
+
+
+def _grouped(questions: Iterable[Question]) -> list[_Group]:
+    by_kind: dict[Kind, dict[str, None]] = {}
+    for question in questions:
+        by_kind.setdefault(question.kind, {})[question.key] = None
+    groups: list[_Group] = []
+    for kind, keys in by_kind.items():
+        groups += [_Group(kind, tuple(keys))] if kind.together else [_Group(kind, (key,)) for key in keys]
+    return groups
+
+
+def _script(groups: list[_Group], token: str, longest: float) -> str:
+    parts = [_PROLOGUE]
+    for number, group in enumerate(groups):
+        parts.append(f"cat >{number}.sh <<'{token}'\n{group.kind.script(group.keys)}\n{token}\n")
+    parts += [f"group {number} {group.kind.deadline:g}\n" for number, group in enumerate(groups)]
+    parts.append(_EPILOGUE.format(longest=f"{longest:g}", count=len(groups), token=token))
+    return "".join(parts)
+
+
+def _read(raw: bytes, groups: list[_Group], token: str) -> dict[Question, State]:
+    answers: dict[Question, State] = {}
+    for group, (rc, body) in zip(groups, _framed(raw, token), strict=True):
+        if rc in _TIMED_OUT:
+            answers |= dict.fromkeys(group.questions, NO_ANSWER)
+            continue
+        states: Mapping[str, State] = group.kind.parse(body.decode("utf-8", "replace"), group.keys)
+        answers |= {question: states.get(question.key, {}) for question in group.questions}
+    return answers
+
+
+def _framed(raw: bytes, token: str) -> Iterable[tuple[str, bytes]]:
+    at = 0
+    while (at := raw.find(token.encode(), at)) >= 0:
+        end = raw.index(b"\n", at)
+        _, _, rc, size = raw[at:end].decode().split()
+        at = end + 1 + int(size)
+        yield rc, raw[end + 1 : at]

@@ -1,0 +1,194 @@
+"""The long-lived shell of a host: scripts in, exact bytes out.
+
+A request is the script in a here-document; its output goes to files of a private folder on a tmpfs, and comes back
+behind a header line with a random token and byte counts. So noisy rc files, banners, odd bytes and unfinished lines
+cannot be taken for an answer, and what a background child prints later lands nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runbooks.engine.errors import NoAnswer, Unreachable
+from runbooks.engine.secret import Secret
+
+if TYPE_CHECKING:
+    import paramiko
+
+START_TIMEOUT = 20.0  # seconds until the first shell answers, a sudo prompt included
+GRACE = 3.0  # seconds that the far side gets to end a script that ran into its deadline, before we give it up
+OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of one answer; what is longer is cut
+
+_READY = """\
+umask 077
+for d in /run /dev/shm /tmp; do T=$(mktemp -d "$d/rb.XXXXXXXX" 2>/dev/null) && break; done
+export T
+trap 'rm -rf "$T"' EXIT
+trap 'exit 1' HUP TERM
+printf '%s ready\\n' {token}
+"""
+
+_REQUEST = """\
+timeout -k 1 {limit:.0f} sh -s >"$T/o" 2>"$T/e" <<'{end}'
+{{
+{script}
+}} <{stdin}
+{end}
+rc=$?
+n=$(wc -c <"$T/o"); m=$(wc -c <"$T/e"); [ "$n" -le {cap} ] || n={cap}; [ "$m" -le {cap} ] || m={cap}
+printf '\\n%s %s %s %s\\n' {token} "$rc" "$n" "$m"
+head -c "$n" "$T/o"; head -c "$m" "$T/e"
+"""
+
+_STDIN = """\
+base64 -d >"$T/i" <<'{end}'
+{data}
+{end}
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a script printed and how it ended."""
+
+    rc: int
+    raw: bytes
+    err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode("utf-8", "replace")
+
+
+class Shell:
+    """A root shell on an open channel. Raises EOFError or OSError when the link is gone."""
+
+    def __init__(self, channel: paramiko.Channel, host: str) -> None:
+        self._channel = channel
+        self._host = host
+        self._buffer = bytearray()
+
+    @classmethod
+    def start(cls, channel: paramiko.Channel, user: str, password: Secret | None, *, host: str) -> Shell:
+        """Become root and get ready. Raises Unreachable when sudo refuses, or wants a password that we do not have."""
+        shell = cls(channel, host)
+        token, prompt = secrets.token_hex(8), f"rb-{secrets.token_hex(8)}"
+        begin = f"printf '%s begin\\n' {token}; exec sh"
+        clean = "env LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        if user == "root":
+            channel.exec_command(f'exec {clean} sh -c "{begin}"')
+        else:
+            how = f"-S -p {prompt}" if password else "-n"
+            channel.exec_command(f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
+        shell._become_root(token, prompt, password)
+        channel.sendall(_READY.format(token=token).encode())
+        shell._read_past(f"{token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
+        return shell
+
+    def _become_root(self, token: str, prompt: str, password: Secret | None) -> None:
+        """Wait until the shell speaks. The password goes in only at sudo's own prompt, which carries our random text:
+        with a cached ticket there is no prompt, and the shell would run the password as a command."""
+        deadline = time.monotonic() + START_TIMEOUT
+        sent, errors = False, b""
+        while f"{token} begin\n".encode() not in self._buffer:
+            errors += self._receive_errors()
+            if prompt.encode() in errors and password is not None:
+                if sent:
+                    raise self._no_root("sudo did not take the password", errors)
+                self._channel.sendall(password.reveal().encode() + b"\n")
+                sent, errors = True, b""
+            if self._channel.closed or (self._channel.eof_received and not self._channel.recv_ready()):
+                raise self._no_root("no root shell", errors + self._receive_errors())
+            if time.monotonic() > deadline:
+                raise self._no_root(f"no root shell within {START_TIMEOUT:.0f} s", errors)
+            self._receive(0.05)
+        self._buffer.clear()
+
+    def _no_root(self, what: str, errors: bytes) -> Unreachable:
+        lines = [line for line in errors.decode("utf-8", "replace").splitlines() if line.strip() and "rb-" not in line]
+        if any("password is required" in line or "terminal is required" in line for line in lines):
+            return Unreachable(
+                "sudo asks for a password, and the inventory gives none",
+                host=self._host,
+                details=lines[-3:],
+                next="set `sudo: password` (and `sudo_password`) for this host in the inventory",
+            )
+        return Unreachable(what, host=self._host, details=lines[-3:])
+
+    def ask(self, script: str, *, deadline: float, stdin: bytes = b"") -> Answer:
+        """Run a script and return its answer. Raises NoAnswer when the deadline (seconds) passes."""
+        token, end = secrets.token_hex(8), f"rb-{secrets.token_hex(8)}"
+        request = _STDIN.format(end=end, data=base64.encodebytes(stdin).decode()) if stdin else ""
+        request += _REQUEST.format(
+            limit=max(1.0, deadline),
+            end=end,
+            script=script,
+            stdin='"$T/i"' if stdin else "/dev/null",
+            token=token,
+            cap=OUTPUT_LIMIT,
+        )
+        # The here-document is unquoted text to the outer shell only as far as its quoted end marker: nothing expands.
+        self._channel.settimeout(max(10.0, deadline))
+        self._channel.sendall(request.encode())
+        until = time.monotonic() + max(1.0, deadline) + GRACE
+        self._read_past(f"\n{token} ".encode(), until)
+        rc, out_size, err_size = map(int, self._read_past(b"\n", until).split())
+        raw = self._read(out_size, until)
+        err = self._read(err_size, until).decode("utf-8", "replace")
+        if rc in (124, 137) and time.monotonic() > until - GRACE - 0.5:
+            raise NoAnswer(
+                f"no answer within {deadline:.0f} s", host=self._host, details=[f"asked: {_first_line(script)}"]
+            )
+        return Answer(rc, raw, err)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _read_past(self, mark: bytes, until: float) -> bytes:
+        """Everything up to `mark`, which is taken out of the stream too."""
+        start = 0
+        while (at := self._buffer.find(mark, start)) < 0:
+            start = max(0, len(self._buffer) - len(mark))
+            self._more(until)
+        found = bytes(self._buffer[:at])
+        del self._buffer[: at + len(mark)]
+        return found
+
+    def _read(self, size: int, until: float) -> bytes:
+        while len(self._buffer) < size:
+            self._more(until)
+        found = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return found
+
+    def _more(self, until: float) -> None:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise NoAnswer("no answer; the host or the link hangs", host=self._host, page="host-unreachable")
+        self._receive(min(left, 1.0))
+
+    def _receive(self, wait: float) -> None:
+        self._channel.settimeout(wait)
+        try:
+            data = self._channel.recv(256 * 1024)
+        except TimeoutError:
+            return
+        if not data:
+            raise EOFError("the shell ended")
+        self._buffer += data
+        self._receive_errors()
+
+    def _receive_errors(self) -> bytes:
+        """Drain stderr, which nobody reads: a full window there would block the shell."""
+        found = b""
+        while self._channel.recv_stderr_ready():
+            found += self._channel.recv_stderr(64 * 1024)
+        return found
+
+
+def _first_line(script: str) -> str:
+    return next((line.strip()[:100] for line in script.splitlines() if line.strip()), "")

@@ -1,0 +1,255 @@
+"""One host over SSH: Fabric with its defaults mended, and one long-lived root shell that answers questions.
+
+What is mended: host keys are checked (pinned in a known_hosts beside the inventory, nothing accepted on sight),
+TCP_NODELAY and keepalive are set, connecting and opening a channel have time-outs, a password reaches sudo only at a
+prompt that we recognise. ssh_config and ProxyJump stay Fabric's.
+
+The only module that imports Fabric or Paramiko.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbooks.engine.errors import HostKeyChanged, Unreachable
+from runbooks.engine.secret import Secret
+from runbooks.engine.shell import Answer, Shell
+
+if TYPE_CHECKING:
+    import paramiko
+
+CONNECT_TIMEOUT = 10.0  # seconds, for TCP; a banner and a login get the same each
+KEEPALIVE = 15  # seconds
+INLINE_LIMIT = 256 * 1024  # bytes; larger files go by SFTP
+FETCH_BLOCK = 4 * 1024 * 1024  # bytes an exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a host is and how to log in. `sudo_password` is asked for when sudo wants one; None: it must not."""
+
+    name: str
+    address: str
+    known_hosts: Path
+    port: int = 22
+    user: str = "root"
+    key: Path | None = None
+    proxy_jump: str | None = None
+    sudo_password: Secret | None = None
+
+    @property
+    def ssh(self) -> str:
+        """The same login as a line to copy and paste."""
+        parts = ["ssh", f"-o UserKnownHostsFile={self.known_hosts}"]
+        parts += [f"-i {self.key}"] if self.key else []
+        parts += [f"-p {self.port}"] if self.port != 22 else []
+        parts += [f"-J {self.proxy_jump}"] if self.proxy_jump else []
+        return " ".join([*parts, f"{self.user}@{self.address}"])
+
+
+class Connection:
+    """A host that answers. Made lazily; one thread at a time. Counts what it costs."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.name = target.name
+        self.connects = 0
+        self.execs = 0
+        self.exchanges = 0
+        self._fabric: Any = None
+        self._shell: Shell | None = None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def ask(self, script: str, *, deadline: float = 30.0, stdin: bytes = b"") -> Answer:
+        """Run POSIX shell text as root; one exchange.
+
+        Children read `stdin`, or /dev/null. Raises NoAnswer when the deadline (seconds) passes, Unreachable when the
+        link is gone; either way the shell is dropped, and the next `ask` opens a new one.
+        """
+        shell = self._open_shell()
+        self.exchanges += 1
+        try:
+            return shell.ask(script, deadline=deadline, stdin=stdin)
+        except (OSError, EOFError) as error:
+            self._drop_shell()
+            raise self._unreachable(f"the connection was lost ({error or type(error).__name__})") from None
+        except BaseException:
+            # NoAnswer, or Ctrl-C in the middle of a reply: what still comes belongs to no question of ours.
+            self._drop_shell()
+            raise
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o644, owner: str = "root:root") -> None:
+        """Write a whole file as root, atomically: a temporary name in the same folder, then a rename."""
+        from runbooks.engine.step import quote
+
+        target, staged = quote(path), quote(f"{path}.rb-new")
+        source = "cat" if len(data) <= INLINE_LIMIT else f"cat {quote(self._upload(data))}"
+        script = (
+            f'mkdir -p -- "$(dirname -- {target})" && umask 077 && {source} > {staged} && '
+            f"chown -- {owner} {staged} && chmod {mode:04o} {staged} && mv -f -- {staged} {target}"
+        )
+        answer = self.ask(script, stdin=data if source == "cat" else b"", deadline=60)
+        if source != "cat":
+            self.ask(f"rm -f -- {quote(source.removeprefix('cat '))}")
+        if answer.rc != 0:
+            raise Unreachable(f"could not write {path}", host=self.name, details=answer.err.strip().splitlines()[-3:])
+
+    def fetch(self, path: str) -> bytes:
+        """Read a whole file as root, block by block."""
+        from runbooks.engine.step import quote
+
+        blocks: list[bytes] = []
+        while True:
+            offset = sum(map(len, blocks))
+            answer = self.ask(f"tail -c +{offset + 1} -- {quote(path)} | head -c {FETCH_BLOCK}", deadline=120)
+            if answer.err:
+                raise Unreachable(f"could not read {path}", host=self.name, details=answer.err.splitlines()[-3:])
+            blocks.append(answer.raw)
+            if len(answer.raw) < FETCH_BLOCK:
+                return b"".join(blocks)
+
+    def close(self) -> None:
+        self._drop_shell()
+        if self._fabric is not None:
+            with contextlib.suppress(Exception):
+                self._fabric.close()
+            self._fabric = None
+
+    def reconnect(self) -> None:
+        """Drop everything; the next `ask` connects anew."""
+        self.close()
+
+    def _upload(self, data: bytes) -> str:
+        """By SFTP, to a private temporary file of the login user. Returns its remote path."""
+        import io
+        import secrets
+
+        remote = f"/tmp/rb-upload-{secrets.token_hex(8)}"
+        try:
+            with self._connected().sftp() as sftp:
+                sftp.open(remote, "w").close()
+                sftp.chmod(remote, 0o600)
+                sftp.putfo(io.BytesIO(data), remote)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise self._unreachable(f"an upload was cut off ({error or type(error).__name__})") from None
+        return remote
+
+    def _open_shell(self) -> Shell:
+        if self._shell is None:
+            channel = self._channel()
+            self.execs += 1
+            try:
+                self._shell = Shell.start(channel, self.target.user, self.target.sudo_password, host=self.name)
+            except (OSError, EOFError) as error:
+                raise self._unreachable(f"no shell ({error or type(error).__name__})") from None
+        return self._shell
+
+    def _drop_shell(self) -> None:
+        if self._shell is not None:
+            with contextlib.suppress(Exception):
+                self._shell.close()
+            self._shell = None
+
+    def _channel(self) -> paramiko.Channel:
+        import paramiko
+
+        try:
+            return self._connected().transport.open_session(timeout=CONNECT_TIMEOUT)  # type: ignore[no-any-return]
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            self.close()
+            raise self._unreachable(f"no channel ({error or type(error).__name__})") from None
+
+    def _connected(self) -> Any:
+        if self._fabric is not None and not self._fabric.is_connected:
+            self.close()  # the link died since the last question
+        if self._fabric is None:
+            self._fabric = self._connect()
+        return self._fabric
+
+    def _connect(self) -> Any:
+        import fabric
+        import paramiko
+
+        target = self.target
+        login: dict[str, Any] = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
+        if target.key is not None:
+            login |= {"key_filename": str(target.key), "look_for_keys": False}
+        connection = fabric.Connection(
+            target.address,
+            user=target.user,
+            port=target.port,
+            gateway=fabric.Connection(target.proxy_jump) if target.proxy_jump else None,
+            connect_timeout=int(CONNECT_TIMEOUT),
+            connect_kwargs=login,
+        )
+        self._check_host_keys(connection.client)
+        try:
+            connection.open()
+        except paramiko.BadHostKeyException as error:
+            raise self._key_changed(error.key) from None
+        except paramiko.AuthenticationException:
+            raise self._refused() from None
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._no_connection(error) from None
+        self.connects += 1
+        sock = connection.transport.sock
+        if isinstance(sock, socket.socket):  # through a jump host it is a channel
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.transport.set_keepalive(KEEPALIVE)
+        return connection
+
+    def _check_host_keys(self, client: paramiko.SSHClient) -> None:
+        import paramiko
+
+        client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        client.load_system_host_keys()  # the person's own ~/.ssh/known_hosts counts as well
+        if self.target.known_hosts.exists():
+            client.load_host_keys(str(self.target.known_hosts))
+
+    def _unreachable(self, what: str) -> Unreachable:
+        return Unreachable(what, host=self.name, next=self.target.ssh, page="host-unreachable")
+
+    def _no_connection(self, error: Exception) -> Unreachable:
+        where = f"{self.target.address} port {self.target.port}"
+        if "not found in known_hosts" in str(error):
+            scan = f"ssh-keyscan -p {self.target.port} {self.target.address} | tee -a {self.target.known_hosts}"
+            return Unreachable(
+                f"the host key of {self.target.address} is not known, so it is not trusted",
+                host=self.name,
+                details=[
+                    f"looked in {self.target.known_hosts} and ~/.ssh/known_hosts",
+                    "compare the fingerprint with the one its console shows for",
+                    "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+                ],
+                next=scan,
+            )
+        reason = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return self._unreachable(f"{where}: {reason}")
+
+    def _refused(self) -> Unreachable:
+        with_key = f" with the key {self.target.key}" if self.target.key else ""
+        return self._unreachable(f"{self.target.address} refused the login of {self.target.user}{with_key}")
+
+    def _key_changed(self, shown: paramiko.PKey) -> HostKeyChanged:
+        name = self.target.address if self.target.port == 22 else f"[{self.target.address}]:{self.target.port}"
+        return HostKeyChanged(
+            f"{self.target.address} shows another host key than the one pinned for it",
+            host=self.name,
+            details=[
+                f"shown:  {shown.get_name()} {shown.fingerprint}",
+                f"pinned: in {self.target.known_hosts} or ~/.ssh/known_hosts",
+                "either the machine was rebuilt, or somebody stands in between; nothing was sent to it",
+            ],
+            next=f"ssh-keygen -f {self.target.known_hosts} -R '{name}'   (only if you know why it changed)",
+            page="host-unreachable",
+        )
