@@ -19,7 +19,7 @@ class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A machine that is reached over SSH. `runtime`, `model` and `profile` override the inventory's own for this host."""
+    """A machine that is reached over SSH. `runtime` and `model` override the inventory's own for this host."""
 
     address: str
     port: int = 22
@@ -37,7 +37,10 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Gpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be in the machine. `memory_mib` is nvidia-smi's memory.total of one card, in MiB; `arch` its compute capability."""
+    """What must be in the machine.
+
+    `memory_mib` is nvidia-smi's memory.total of one card, in MiB; `arch` its compute capability.
+    """
 
     count: int
     name: str
@@ -46,7 +49,10 @@ class Gpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AptRepository(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A signed apt repository. `url` and `key_url` may hold {os} and {arch} (`ubuntu2404`, `x86_64`), filled per host from its facts."""
+    """A signed apt repository.
+
+    `url` and `key_url` may hold {os} and {arch} (`ubuntu2404`, `x86_64`), filled per host from its facts.
+    """
 
     url: str
     key_url: str
@@ -56,7 +62,7 @@ class AptRepository(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Driver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NVIDIA's open kernel modules. `version` is the driver version that all packages are pinned to, e.g. 580.126.20."""
+    """NVIDIA's open kernel modules. `version` is what all its packages are pinned to, e.g. 580.126.20."""
 
     version: str
     repository: AptRepository
@@ -80,7 +86,10 @@ class PythonIndex(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An immutable Python environment: exact pins, built once under the hash of this entry. `sglang` names the flag table."""
+    """An immutable Python environment: exact pins, built once under the hash of this entry.
+
+    `sglang` names the flag table; `imports` are the modules that must load before the runtime counts as built.
+    """
 
     sglang: str
     why: str
@@ -88,11 +97,15 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     python: str = "python3"
     index: PythonIndex = PythonIndex()
     dependencies: bool = True  # False: pip --no-deps, for a frozen list
+    imports: tuple[str, ...] = ("sglang",)
     env: Mapping[str, str] = {}  # needed by this software wherever it runs, e.g. TRITON_PTXAS_PATH
 
 
 class FlashAttn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The flash-attn package, built from source into the runtime. Optional for GLM-5: `required` says if its failure stops the run."""
+    """The flash-attn package, built from source into the runtime.
+
+    Optional for GLM-5: `required` says if its failure stops the run.
+    """
 
     version: str
     archs: str  # FLASH_ATTN_CUDA_ARCHS, e.g. "120"
@@ -121,7 +134,11 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights on disk. `source` is `hf:OWNER/NAME` or an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]})."""
+    """Weights on disk.
+
+    `source` is `hf:OWNER/NAME`, or an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]}).
+    `size_gb` is the whole of it in 10**9 bytes.
+    """
 
     source: str
     path: str
@@ -144,7 +161,10 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """SGLang arguments under canonical names (`mem_fraction_static`, the argument's dest), environment, and what must be read back."""
+    """SGLang arguments under canonical names (`mem_fraction_static`, the argument's dest), environment, expectations.
+
+    `expect` is what must be read back from the running server.
+    """
 
     why: str
     extends: str | None = None

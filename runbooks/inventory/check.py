@@ -1,0 +1,195 @@
+"""Holds the values of a file against the structs of shape.py, and finds every problem, not just the first."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from runbooks.inventory.shape import Inventory, SecretRef
+from runbooks.inventory.source import Document, Path
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+
+
+def check(document: Document) -> Inventory | None:
+    """The inventory, or None with the reasons in `document.problems`."""
+    if document.problems:
+        return None
+    if document.value is None:
+        document.problem((), "is empty")
+        return None
+    _walk(document.value, Inventory, (), document)
+    if document.problems:
+        return None
+    inventory = msgspec.convert(document.value, Inventory, strict=True, str_keys=True)
+    _names(inventory, document)
+    _numbers(inventory, document)
+    return None if document.problems else inventory
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?` or, with nothing near, `; there are: A, B`."""
+    known = list(words)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(known)}" if known else "; there are none"
+
+
+def _walk(value: object, kind: Any, path: Path, document: Document) -> None:
+    """Descend as deep as the types are structs, mappings and tuples; leave single values to msgspec."""
+    kind = _without_none(kind, value)
+    if kind is None:
+        return
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _struct(value, kind, path, document)
+    elif origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            document.problem(path, f"should be a mapping (`key: value` lines), found {_found(value)}")
+            return
+        for key, item in value.items():
+            if inner[0] is int and not key.isdigit():
+                document.problem((*path, key), f"the key should be a whole number, found {key!r}")
+            _walk(item, inner[1], (*path, key), document)
+    elif origin is tuple:
+        if not isinstance(value, list):
+            document.problem(path, f"should be a list (`[a, b]`, or `- a` lines), found {_found(value)}")
+            return
+        for index, item in enumerate(value):
+            _walk(item, inner[0], (*path, index), document)
+    else:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            document.problem(path, f"should be {_expected(kind)}, found {_found(value)}{_hint(kind, value)}")
+
+
+def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Document) -> None:
+    if not isinstance(value, dict):
+        document.problem(path, f"should be a mapping (`key: value` lines), found {_found(value)}")
+        return
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    unknown = [key for key in value if key not in fields]
+    for key in unknown:
+        document.problem((*path, key), f"unknown key{near(key, [name for name in fields if name not in value])}")
+    missing = [name for name, field in fields.items() if field.required and name not in value]
+    for name in missing:
+        document.problem(path, f"the key {name!r} is missing")
+    for key in value.keys() & fields.keys():
+        _walk(value[key], fields[key].type, (*path, key), document)
+    if kind is SecretRef and not unknown and sum(part is not None for part in value.values()) != 1:
+        document.problem(path, "a secret has exactly one source: env, file or command")
+
+
+def _without_none(kind: Any, value: object) -> Any:
+    """`X | None`: None for a value that is None, X otherwise."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    parts = get_args(kind)
+    if value is None and type(None) in parts:
+        return None
+    rest = tuple(part for part in parts if part is not type(None))
+    return rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007  (built at run time)
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(str(choice) for choice in get_args(kind))
+    return " or ".join(_WORDS.get(part, str(part)) for part in (get_args(kind) or (kind,)))
+
+
+def _found(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def _hint(kind: Any, value: object) -> str:
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'; put it in quotes: "{value}"'
+    if get_origin(kind) is Literal and isinstance(value, str):
+        close = difflib.get_close_matches(value, [str(choice) for choice in get_args(kind)], n=1)
+        return f"; did you mean {close[0]}?" if close else ""
+    return ""
+
+
+def _names(inventory: Inventory, document: Document) -> None:
+    """Every name that points at something else in the file."""
+
+    def known(path: Path, name: str | None, what: str, among: Iterable[str]) -> None:
+        names = list(among)
+        if name is not None and name not in names:
+            document.problem(path, f"there is no {what} named {name!r}{near(name, names)}")
+
+    known(("runtime",), inventory.runtime, "runtime", inventory.runtimes)
+    known(("model",), inventory.model, "model", inventory.models)
+    if not inventory.hosts:
+        document.problem(("hosts",), "names no host")
+    for name, host in inventory.hosts.items():
+        known(("hosts", name, "runtime"), host.runtime, "runtime", inventory.runtimes)
+        known(("hosts", name, "model"), host.model, "model", inventory.models)
+        _plain_name(("hosts", name), name, document)
+        if host.sudo == "password" and host.sudo_password is None:
+            document.problem(
+                ("hosts", name, "sudo"), "sudo: password needs sudo_password, which says where it is read from"
+            )
+    for name, group in inventory.groups.items():
+        _plain_name(("groups", name), name, document)
+        if name in inventory.hosts:
+            document.problem(("groups", name), f"{name!r} is the name of a host as well")
+        for index, member in enumerate(group.hosts):
+            known(("groups", name, "hosts", index), member, "host", inventory.hosts)
+    for name, profile in inventory.profiles.items():
+        known(("profiles", name, "extends"), profile.extends, "profile", inventory.profiles)
+    _no_circles(inventory, document)
+
+
+def _plain_name(path: Path, name: str, document: Document) -> None:
+    if not name or name[0] in "!-" or any(letter in name for letter in "*?[], \t\n/"):
+        document.problem(path, "a name may not begin with '!' or '-', nor hold spaces, commas, slashes or wildcards")
+
+
+def _no_circles(inventory: Inventory, document: Document) -> None:
+    for name in inventory.profiles:
+        chain = [name]
+        while (parent := inventory.profiles[chain[-1]].extends) in inventory.profiles and parent is not None:
+            chain.append(parent)
+            if parent in chain[:-1]:
+                break
+        if len(chain) > 1 and chain[-1] == name:
+            document.problem(("profiles", name, "extends"), f"goes in a circle: {' -> '.join(chain)}")
+
+
+def _numbers(inventory: Inventory, document: Document) -> None:
+    """What a type cannot say."""
+
+    def positive(path: Path, value: float) -> None:
+        if value <= 0:
+            document.problem(path, f"should be above 0, found {value}")
+
+    for name, host in inventory.hosts.items():
+        if not 0 < host.port < 65536:
+            document.problem(("hosts", name, "port"), f"should be a port between 1 and 65535, found {host.port}")
+    if not 0 < inventory.server.port < 65536:
+        document.problem(("server", "port"), f"should be a port between 1 and 65535, found {inventory.server.port}")
+    positive(("server", "ready_budget"), inventory.server.ready_budget)
+    positive(("gpus", "count"), inventory.gpus.count)
+    for name, model in inventory.models.items():
+        positive(("models", name, "size_gb"), model.size_gb)
+        if not model.path.startswith("/"):
+            document.problem(("models", name, "path"), f"should be an absolute path, found {model.path!r}")
+        if not model.source.startswith(("hf:", "http://", "https://")):
+            document.problem(
+                ("models", name, "source"), f"should be hf:OWNER/NAME or an http(s) folder, found {model.source!r}"
+            )
+    for index, streams in enumerate(inventory.bench.concurrency):
+        positive(("bench", "concurrency", index), streams)

@@ -1,0 +1,131 @@
+"""YAML with line numbers: values, where each stands in the file, and every problem on the way.
+
+Plain words follow YAML 1.2, not 1.1: `on` and `no` are text, `4.1e11` is a number, `10:30` is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import yaml
+
+Path = tuple[str | int, ...]
+"""Where a value stands: ("hosts", "glm5-a", "address")."""
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong, said with its line and path. `line` counts from 1; 0 is the file as a whole."""
+
+    line: int
+    path: str
+    text: str
+
+    def show(self, file: str) -> str:
+        place = f"{file}:{self.line}" if self.line else file
+        return f"{place}  {self.path}: {self.text}" if self.path else f"{place}  {self.text}"
+
+
+@dataclass
+class Document:
+    """The values of a file as plain dicts, lists and scalars, with the line of each path."""
+
+    value: object = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """The line of a path, or of the nearest one above it that exists."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 0)
+
+    def problem(self, path: Path, text: str) -> None:
+        self.problems.append(Problem(self.line(path), dotted(path), text))
+
+
+def dotted(path: Path) -> str:
+    """`hosts.glm5-a.address`, `groups.all.hosts[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's plain scalars."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("tag:yaml.org,2002:int", r"[-+]?(?:0|[1-9][0-9_]*)$", list("-+0123456789")),
+    ("tag:yaml.org,2002:float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    ("tag:yaml.org,2002:merge", r"<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+
+
+def read(text: str) -> Document:
+    """Parse one YAML document. Syntax errors, repeated keys and odd keys become problems, not exceptions."""
+    document = Document()
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            document.value = _build(loader, node, (), document, frozenset())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        document.problems.append(Problem(mark.line + 1 if mark else 0, "", _plain(error, text)))
+    except (yaml.YAMLError, ValueError) as error:
+        document.problems.append(Problem(0, "", f"not YAML: {str(error).splitlines()[0]}"))
+    return document
+
+
+def _build(loader: _Loader, node: yaml.Node, path: Path, document: Document, above: frozenset[int]) -> object:
+    document.lines.setdefault(path, node.start_mark.line + 1)
+    if id(node) in above:
+        document.problem(path, "an alias points at something that contains it")
+        return None
+    above |= {id(node)}
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(loader, child, (*path, i), document, above) for i, child in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        make: Callable[[yaml.Node], object] = loader.construct_object
+        return make(node)
+    result: dict[str, object] = {}
+    _refuse_repeats(loader, node, path, document)
+    loader.flatten_mapping(node)  # `<<: *anchor`: the merged pairs come first, so that the mapping's own keys win
+    for key_node, value_node in node.value:
+        key = _key(loader, key_node)
+        document.lines[(*path, key)] = key_node.start_mark.line + 1
+        result[key] = _build(loader, value_node, (*path, key), document, above)
+    return result
+
+
+def _refuse_repeats(loader: _Loader, node: yaml.MappingNode, path: Path, document: Document) -> None:
+    seen: dict[str, int] = {}
+    for key_node, _ in node.value:
+        key, line = _key(loader, key_node), key_node.start_mark.line + 1
+        if key in seen and key != "<<":
+            document.problems.append(
+                Problem(line, dotted((*path, key)), f"a second time; the first is on line {seen[key]}")
+            )
+        seen.setdefault(key, line)
+
+
+def _key(loader: _Loader, node: yaml.Node) -> str:
+    """Keys are kept as they are written: `32:` in a mapping is "32", and its struct decides if that is a number."""
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "<a list or mapping as a key>"
+
+
+def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
+    mark = error.problem_mark or error.context_mark
+    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in str(error.problem):
+        return "a tab; YAML is indented by spaces only"
+    reason = error.problem or "unreadable"
+    return f"not YAML: {reason}" + (f" ({error.context})" if error.context else "")

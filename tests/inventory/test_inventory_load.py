@@ -1,0 +1,204 @@
+"""The example inventory is the manual: it loads and explains every key; what is wrong in a copy is said with its line."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runbooks.engine.errors import UsageError
+from runbooks.engine.secret import Secret
+from runbooks.inventory import load, select
+from runbooks.inventory.shape import Inventory, SecretRef
+
+EXAMPLE = Path(__file__).parents[2] / "inventory.yaml"
+TEXT = EXAMPLE.read_text()
+
+
+def refused(folder: Path, text: str) -> str:
+    path = folder / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(path)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def line_of(text: str, needle: str) -> int:
+    return text[: text.index(needle)].count("\n") + 1
+
+
+def structs(kind: type, seen: set[type]) -> Iterator[type]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+        seen.add(kind)
+        yield kind
+        for field in msgspec.structs.fields(kind):
+            yield from structs(field.type, seen)
+    for inner in typing.get_args(kind):
+        yield from structs(inner, seen)
+
+
+def test_the_example_loads() -> None:
+    loaded = load(EXAMPLE)
+    assert loaded.inventory.gpus.count == 8
+    assert loaded.model_for("glm5-a").shape.routed_expert_bytes == 407.7e9
+    assert loaded.runtime_for("glm5-a").sglang == "0.5.23"
+    assert loaded.inventory.bench.reference[64] == 1010.6
+    assert loaded.place("gpus", "count") == f"{EXAMPLE}:{line_of(TEXT, '  count: 8')}"
+
+
+def test_every_key_is_explained_in_a_comment() -> None:
+    """`#   key   what it means`, or `# key: ...` for a key of the top level."""
+    explained = set(re.findall(r"^\s*#\s+([a-z_0-9]+)(?::|\s{2,})", TEXT, re.MULTILINE))
+    explained |= set(re.findall(r"\{(env|file|command):", TEXT))
+    explained |= set(re.findall(r"^\s*#\s+([a-z_]+) \(optional", TEXT, re.MULTILINE))
+    missing = {
+        f"{struct.__name__}.{name}"
+        for struct in structs(Inventory, set())
+        for name in (field.name for field in msgspec.structs.fields(struct))
+        if name not in explained
+    }
+    assert not missing
+
+
+def test_routed_expert_bytes_follow_from_the_shape() -> None:
+    shape = load(EXAMPLE).model_for("glm5-a").shape
+    moe_intermediate_size = 2048
+    weights = shape.moe_layers * shape.experts * 3 * shape.hidden * moe_intermediate_size
+    assert shape.routed_expert_bytes == pytest.approx(weights * 0.5625, rel=1e-3)
+    assert shape.kv_bytes_per_token == (576 * 2 + 132) * shape.layers
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    address: 192", "    adress: 192", "hosts.glm5-a.adress: unknown key; did you mean address?"),
+        ("  count: 8", "  count: eight", "gpus.count: should be a whole number, found 'eight'"),
+        ("  count: 8", "  count: true", "gpus.count: should be a whole number, found true"),
+        ("  count: 8", "  count: 0", "gpus.count: should be above 0, found 0"),
+        ('arch: "12.0"', "arch: 12.0", 'gpus.arch: should be text, found 12.0; put it in quotes: "12.0"'),
+        ("hosts: [glm5-a]", "hosts: glm5-a", "groups.all-glm5.hosts: should be a list"),
+        (
+            "hosts: [glm5-a]",
+            "hosts: [glm5-b]",
+            "groups.all-glm5.hosts[0]: there is no host named 'glm5-b'; did you mean",
+        ),
+        ("runtime: sglang-0.5.23\n", "runtime: sglang-0.5.2\n", "runtime: there is no runtime named 'sglang-0.5.2'"),
+        ("model: glm-5-nvfp4\n", "model: llama\n", "model: there is no model named 'llama'; there are: glm-5-nvfp4"),
+        (
+            "    extends: baseline",
+            "    extends: basline",
+            "profiles.final.extends: there is no profile named 'basline'",
+        ),
+        ("    extends: baseline", "    extends: dense", "goes in a circle: final -> dense -> final"),
+        ("    # sudo: password", "    sudo: pasword", "hosts.glm5-a.sudo: should be auto or password, found 'pasword'"),
+        ("    # sudo: password", "    sudo: password", "needs sudo_password"),
+        ("    # token: {env: HF_TOKEN}", "    token: {env: A, file: b}", "a secret has exactly one source"),
+        ("    # token: {env: HF_TOKEN}", "    token: {}", "a secret has exactly one source"),
+        ("    # token: {env: HF_TOKEN}", "    token: hf_abc", "models.glm-5-nvfp4.token: should be a mapping"),
+        ("  port: 30000", "  port: 300000", "server.port: should be a port between 1 and 65535"),
+        ("    user: ops", "    user: ops\n    user: root", "hosts.glm5-a.user: a second time; the first is on line"),
+        ("    user: ops", "\tuser: ops", "a tab; YAML is indented by spaces only"),
+        ("{1: 50.4", "{one: 50.4", "bench.reference.one: the key should be a whole number, found 'one'"),
+        ("  glm5-a:\n", "  '!a':\n", "a name may not begin with '!'"),
+        ("    path: /srv", "    path: srv", "should be an absolute path"),
+        ("source: hf:lukealonso", "source: lukealonso", "should be hf:OWNER/NAME or an http(s) folder"),
+        ("  version: 580.126.20 ", "  # version: 580.126.20 ", "driver: the key 'version' is missing"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    text = TEXT.replace(old, new, 1)
+    shown = refused(tmp_path, text)
+    assert said in shown
+    assert re.search(r"my\.yaml:\d+  ", shown)
+
+
+def test_the_line_is_the_line(tmp_path: Path) -> None:
+    text = TEXT.replace("  count: 8", "  cuont: 8")
+    assert f"my.yaml:{line_of(text, 'cuont: 8')}  gpus.cuont: unknown key; did you mean count?" in refused(
+        tmp_path, text
+    )
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    text = (
+        TEXT.replace("  count: 8", "  count: x").replace("  port: 30000", "  port: x").replace("user: ops", "usr: ops")
+    )
+    assert "3 problems" in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("- a\n", "should be a mapping"),
+        ("just text\n", "should be a mapping"),
+        ("hosts: {a: [}\n", "not YAML"),
+        ("a: 1\n---\nb: 2\n", "another document"),
+        ("hosts: &x [*x]\n", "an alias points at something that contains it"),
+        ("hosts: !!python/name:os.system x\n", "could not determine a constructor"),
+        ("? [a, b]\n: 1\n", "unknown key"),
+        ("a: \x01\n", "not YAML"),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no inventory at .*nowhere\.yaml") as caught:
+        load(tmp_path / "nowhere.yaml")
+    assert "cp inventory.yaml" in str(caught.value.next)
+    with pytest.raises(UsageError, match="is a folder"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"hosts: \xe9\n")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load(tmp_path / "latin.yaml")
+
+
+def test_anchors_and_yaml_12_words(tmp_path: Path) -> None:
+    text = TEXT.replace(
+        "  glm5-a:\n    address: 192.0.2.10 ",
+        "  glm5-b: &b {address: 192.0.2.11, port: 2222}\n"
+        "  no: {<<: *b, address: on}\n  glm5-a:\n    address: 192.0.2.10 ",
+    )
+    (tmp_path / "my.yaml").write_text(text)
+    hosts = load(tmp_path / "my.yaml").inventory.hosts
+    assert (hosts["no"].address, hosts["no"].port) == ("on", 2222)
+
+
+def test_select(tmp_path: Path) -> None:
+    more = "  glm5-b: {address: 192.0.2.11}\n  web-1: {address: 192.0.2.12}\n  glm5-a:\n"
+    (tmp_path / "my.yaml").write_text(TEXT.replace("  glm5-a:\n", more, 1).replace("[glm5-a]", "[glm5-b, glm5-a]", 1))
+    loaded = load(tmp_path / "my.yaml")
+    assert select(loaded) == ["glm5-b", "web-1", "glm5-a"]
+    assert select(loaded, ["glm5-*"]) == ["glm5-b", "glm5-a"]
+    assert select(loaded, ["all-glm5", "!glm5-a"]) == ["glm5-b"]
+    assert select(loaded, ["!all-glm5"]) == ["web-1"]
+    assert select(loaded, ["glm5-a,web-1"]) == ["web-1", "glm5-a"]
+    with pytest.raises(UsageError, match="did you mean glm5-a"):
+        select(loaded, ["glm5a"])
+    with pytest.raises(UsageError, match="no host is left"):
+        select(loaded, ["web-1", "!web-*"])
+    with pytest.raises(UsageError, match="no host or group matches 'x'"):
+        select(loaded, ["!x"])
+
+
+def test_secrets_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.yaml").write_text(TEXT)
+    loaded = load(tmp_path / "my.yaml")
+    monkeypatch.setenv("RUNBOOKS_TEST_SECRET", "s3")
+    (tmp_path / "key").write_text("s4\n")
+    (tmp_path / "key").chmod(0o600)
+    assert loaded.secret(SecretRef(env="RUNBOOKS_TEST_SECRET")) == Secret("s3")
+    assert loaded.secret(SecretRef(file="key")) == Secret("s4")
+    assert loaded.secret(SecretRef(command=("echo", "s5"))) == Secret("s5")
+    (tmp_path / "key").chmod(0o644)
+    with pytest.raises(UsageError, match="others can read it"):
+        loaded.secret(SecretRef(file="key"))
