@@ -23,6 +23,13 @@ elif command -v bootctl >/dev/null && bootctl is-installed >/dev/null 2>&1; then
 fi
 """
 
+_TEXTS = ("os_id", "os_version", "codename", "arch", "deb_arch", "kernel", "boot_id") + (
+    "python",
+    "virt",
+    "boot_loader",
+    "fqdn",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -61,7 +68,12 @@ def ask_facts(connection: Connection) -> Facts:
         )
     text = {
         name: said.get(name, "")
-        for name in (*"os_id os_version codename arch deb_arch kernel boot_id".split(), "python", "virt", "fqdn")
+        for name in (
+            *["os_id", "os_version", "codename", "arch", "deb_arch", "kernel", "boot_id"],
+            "python",
+            "virt",
+            "fqdn",
+        )
     }
     return Facts(
         **text,

@@ -15,7 +15,7 @@ from runbooks.engine.step import NO_ANSWER, Kind, Question, State
 from runbooks.engine.transport import Connection
 
 _PROLOGUE = """\
-D=$(mktemp -d "${TMPDIR:-/tmp}/rb-look.XXXXXXXX") && cd "$D" || exit 1
+D=$(mktemp -d "${T:-/tmp}/look.XXXXXXXX") && cd "$D" || exit 1
 mkfifo done && exec 3<>done
 group() {
   ( timeout -k 1 "$2" sh "./$1.sh" >"$1.out" 2>/dev/null </dev/null 3>&-; echo $? >"$1.rc"; echo "$1" >&3 ) &

@@ -69,6 +69,8 @@ class Change:
     limit: float = 600.0
     uploads: Mapping[str, Secret | bytes] = field(default_factory=dict)
     reboot: bool = False
+    next: str | None = None  # what to type, and the page to read, when it fails
+    page: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
