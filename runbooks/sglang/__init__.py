@@ -1,1 +1,1 @@
-"""What SGLang understands: its flags by version, combinations known to fail, the argv, and the read-back of what runs."""
+"""What SGLang understands: flags by version, combinations known to fail, the argv, the read-back of what runs."""

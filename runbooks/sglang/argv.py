@@ -1,0 +1,151 @@
+"""From a profile to the words and the environment that SGLang is started with. Pure: nothing is read or written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from runbooks.engine.errors import UsageError
+from runbooks.inventory.shape import Inventory, Model, Profile, Runtime
+from runbooks.sglang.flags import Table, Value, canonical, table
+from runbooks.sglang.rules import Setting, broken
+
+T = TypeVar("T")
+
+# What stands elsewhere in the inventory, so that there is one place for it.
+OWNED: Mapping[str, str] = {
+    "model_path": "models.NAME.path",
+    "served_model_name": "models.NAME.served_name",
+    "host": "server.host",
+    "port": "server.port",
+    "api_key": "server.api_key",
+    "admin_api_key": "server.api_key",
+    "config": "profiles.NAME.args",
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A profile with everything it inherits, under canonical names."""
+
+    name: str
+    why: str
+    args: Mapping[str, Value]
+    env: Mapping[str, str]
+    expect: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What defines a start of SGLang. `argv` are the options alone; `notes` are worth saying, but stop nothing."""
+
+    profile: str
+    version: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    args: Mapping[str, Value]
+    expect: Mapping[str, Value]
+    notes: tuple[str, ...] = ()
+
+
+def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
+    """Lay a profile over those it extends. None takes away; an expectation goes with the argument that it was about."""
+    chain = [name]
+    while (parent := profiles[chain[-1]].extends) is not None:
+        chain.append(parent)
+    args: dict[str, Value | None] = {}
+    env: dict[str, str | None] = {}
+    expect: dict[str, Value] = {}
+    for one in reversed(chain):
+        profile = profiles[one]
+        own = _canonical(profile.args, one)
+        args.update(own)
+        env.update(profile.env)
+        expect = {key: value for key, value in expect.items() if key not in own} | _canonical(profile.expect, one)
+    for key in args:
+        if key in OWNED:
+            raise UsageError(f"profile {name}: {key} is not a profile's to set; it stands in {OWNED[key]}")
+    return Resolved(name, profiles[name].why, _given(args), _given(env), expect)
+
+
+def build(inventory: Inventory, name: str, *, model: Model, runtime: Runtime) -> Launch:
+    """Spell a profile for a runtime's version. Raises one UsageError with everything that is wrong with it."""
+    return _build(inventory, name, model, runtime, advise=True)
+
+
+def fitting(inventory: Inventory, *, model: Model, runtime: Runtime) -> list[str]:
+    """The profiles of the inventory that this runtime and model can be started with."""
+    found = []
+    for name in inventory.profiles:
+        try:
+            _build(inventory, name, model, runtime, advise=False)
+        except UsageError:
+            continue
+        found.append(name)
+    return found
+
+
+def _build(inventory: Inventory, name: str, model: Model, runtime: Runtime, *, advise: bool) -> Launch:
+    profile = resolve(inventory.profiles, name)
+    flags = table(runtime.sglang)
+    args = {**_owned(inventory, model, profile), **profile.args}
+    problems: list[str] = []
+    argv = _spelled(flags, args, problems)
+    setting = Setting(args, runtime.sglang, model, inventory.gpus, inventory.bench)
+    for rule in broken(setting):
+        problems += [f"{rule.id}: {rule.reason}", f"  instead: {rule.instead}", f"  source: {rule.source}"]
+    env = {**runtime.env, **profile.env}
+    problems += [f"env: {line}" for line in _bad_environment(env)]
+    if problems:
+        fit = fitting(inventory, model=model, runtime=runtime) if advise else []
+        advice = [f"profiles that fit: {', '.join(fit)}"] if fit else []
+        raise UsageError(
+            f"profile {name} cannot be started with SGLang {runtime.sglang}",
+            details=problems + advice,
+            next=f"invoke deploy --profile {fit[0]}" if fit else None,
+        )
+    notes = (flags.note,) if flags.note else ()
+    return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes)
+
+
+def _owned(inventory: Inventory, model: Model, profile: Resolved) -> dict[str, Value]:
+    """The arguments that follow from the rest of the inventory. On a CPU there is nothing to split the model over."""
+    owned: dict[str, Value] = {
+        "model_path": model.path,
+        "served_model_name": model.served_name,
+        "host": inventory.server.host,
+        "port": inventory.server.port,
+    }
+    if profile.args.get("device", "cuda") == "cuda":
+        owned["tp_size"] = inventory.gpus.count
+    return owned
+
+
+def _spelled(flags: Table, args: Mapping[str, Value], problems: list[str]) -> list[str]:
+    argv: list[str] = []
+    for key, value in args.items():
+        try:
+            argv += flags.spell(key, value)
+        except UsageError as error:
+            problems += [error.message, *(f"  {line}" for line in error.details)]
+    return argv
+
+
+def _bad_environment(env: Mapping[str, str]) -> list[str]:
+    bad = [f"{key!r} is no name of a variable" for key in env if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)]
+    return bad + [f"{key} holds a line break" for key, value in env.items() if "\n" in value]
+
+
+def _canonical(values: Mapping[str, T], name: str) -> dict[str, T]:
+    known: dict[str, T] = {}
+    for key, value in values.items():
+        if canonical(key) in known:
+            raise UsageError(f"profile {name}: {key} and {canonical(key)} are the same argument")
+        known[canonical(key)] = value
+    return known
+
+
+def _given(values: Mapping[str, T | None]) -> dict[str, T]:
+    return {key: value for key, value in values.items() if value is not None}
