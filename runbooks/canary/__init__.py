@@ -1,0 +1,5 @@
+"""Does the server speak sense? The battery and its judge run on the host; this is the controller's side."""
+
+from runbooks.canary.run import CanaryResult, Finding, PromptResult, run_canary
+
+__all__ = ["CanaryResult", "Finding", "PromptResult", "run_canary"]

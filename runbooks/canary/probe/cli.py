@@ -1,0 +1,54 @@
+"""`python3 canary.pyz`: JSON lines on standard output, and the verdict as exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import vitals
+from .battery import BATTERIES
+from .client import Endpoint
+from .run import Canary
+
+EXIT_CODES = {"healthy": 0, "degraded": 1, "nan": 3, "dead": 4}  # 2 is argparse's own, for wrong usage
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    key = os.environ.get(options.key_env) if options.key_env else None
+    endpoint = Endpoint(options.url, options.model, key, silence=options.silence)
+    if options.vitals:
+        _emit(vitals.round_of_questions(endpoint))
+        return 0
+    canary = Canary(
+        endpoint, options.battery, _emit, unit=options.unit, knowledge=options.knowledge, budget=options.budget
+    )
+    return EXIT_CODES[canary.run()]
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="canary", description="Ask a server questions, and judge its answers.")
+    parser.add_argument("--url", default="http://127.0.0.1:30000")
+    parser.add_argument("--model", default="glm-5", help="the served model name")
+    parser.add_argument("--battery", choices=sorted(BATTERIES), default="quick")
+    parser.add_argument("--key-env", metavar="NAME", help="the environment variable that holds the API key")
+    parser.add_argument("--unit", help="the systemd unit whose PID, restarts and journal are compared before and after")
+    parser.add_argument("--silence", type=float, default=30.0, help="longest wait for the next byte, in seconds")
+    parser.add_argument("--budget", type=float, help="seconds after which no further prompt is asked")
+    parser.add_argument(
+        "--no-knowledge", dest="knowledge", action="store_false", help="the model knows nothing: judge numbers"
+    )
+    parser.add_argument(
+        "--vitals", action="store_true", help="health's questions only: one completion, metrics, models"
+    )
+    return parser.parse_args(arguments)
+
+
+def _emit(event: Mapping[str, Any]) -> None:
+    json.dump(event, sys.stdout, ensure_ascii=True, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()

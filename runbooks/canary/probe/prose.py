@@ -1,0 +1,44 @@
+"""Text to fill a prompt with: sentences that differ from run to run, so that no earlier run's prefix cache answers
+for this one."""
+
+from __future__ import annotations
+
+import random
+
+_ADJECTIVES = """
+    old quiet green heavy late small northern broken warm empty careful distant round silver plain narrow
+    """.split()  # noqa: SIM905
+_NOUNS = """
+    harbour lamp engine letter garden bridge teacher window river market kitchen captain forest signal paper tower
+    """.split()  # noqa: SIM905
+_VERBS = """
+    carried watched repaired followed counted painted answered opened crossed measured forgot described
+    """.split()  # noqa: SIM905
+_ENDS = ("before noon", "after the rain", "without a word", "for the second time", "near the wall", "on the way home")
+
+NEEDLE = "The number on the keeper's boat is 7413."
+NEEDLE_QUESTION = "What is the number on the keeper's boat? Answer with the number alone."
+NEEDLE_ANSWER = r"7[ ,.']?413"
+
+
+def sentence(draw: random.Random) -> str:
+    """Ten to twelve words."""
+    first, second = draw.sample(_NOUNS, 2)
+    adjective, verb, end = draw.choice(_ADJECTIVES), draw.choice(_VERBS), draw.choice(_ENDS)
+    return f"The {adjective} {first} {verb} the {draw.choice(_ADJECTIVES)} {second} {end}."
+
+
+def filler(words: int, seed: str) -> str:
+    """So many words (at least one) of sentences that depend on the seed alone."""
+    draw = random.Random(seed)
+    found: list[str] = []
+    while len(found) < words:
+        found += sentence(draw).split()
+    return " ".join(found[: max(1, words)])
+
+
+def with_needle(words: int, seed: str, question: str) -> str:
+    """A long text with one fact in its first third, and a question about it at the end."""
+    hay = filler(words, seed).split()
+    at = len(hay) // 3
+    return " ".join([*hay[:at], NEEDLE, *hay[at:]]) + "\n\n" + question

@@ -1,0 +1,242 @@
+"""Asks the battery of one server, in order, and stops as soon as the verdict is certain."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from . import host, prose
+from .battery import BATTERIES, BUDGET, EASY, ESSENTIAL, GREEDY, SAMPLED, Prompt
+from .client import Endpoint, complete, get
+from .judge import DEAD, DEGRADED, NAN, NOTE, Expect, Finding, excerpt, judge
+from .reply import Reply
+from .server import About, look
+
+Emit = Callable[[Mapping[str, Any]], None]
+ENOUGH = 3  # prompts that were answered wrongly, after which more would only cost
+
+
+@dataclass
+class Canary:
+    """One run. `knowledge`: the model is expected to know answers and to write prose of its own."""
+
+    endpoint: Endpoint
+    battery: str
+    emit: Emit
+    unit: str | None = None
+    knowledge: bool = True
+    budget: float | None = None
+    seed: str = field(default_factory=lambda: secrets.token_hex(4))
+    requests: int = 0
+    tokens: int = 0
+    findings: list[dict[str, str]] = field(default_factory=list)
+    per_word: float | None = None  # prompt tokens that a word of the filler costs, as measured
+    asked: list[str] = field(default_factory=list)
+    answered: int = 0
+
+    def run(self) -> str:
+        """Ask, judge, and return the verdict; everything is also emitted as it happens."""
+        self.began, began_unix = time.monotonic(), time.time()
+        before = host.state(self.unit)
+        about = look(self.endpoint)
+        self._greet(about)
+        prompts = self._choose(about)
+        limit = (self.budget or BUDGET[self.battery]) * (2 if about.busy else 1)
+        for number, prompt in enumerate(prompts, 1):
+            if time.monotonic() - self.began > limit:
+                self._unfinished([p.name for p in prompts[number - 1 :]], limit)
+                break
+            self._ask(prompt, number, len(prompts))
+            if self._certain():
+                break
+        self._after(before, began_unix)
+        verdict = self._verdict()
+        spent = round(time.monotonic() - self.began, 2)
+        self.emit(
+            {"event": "verdict", "verdict": verdict, "findings": self.findings, "seconds": spent}
+            | {"requests": self.requests, "tokens": self.tokens, "asked": self.asked}
+        )
+        return verdict
+
+    # before
+
+    def _greet(self, about: About) -> None:
+        self.emit({"event": "server"} | asdict(about))
+        if about.models and self.endpoint.model not in about.models:
+            self._note(f"the server has no model {self.endpoint.model!r}; asking {about.models[0]!r}")
+            self.endpoint.model = about.models[0]
+        if about.busy:
+            self.endpoint.silence *= 3
+            self._note(
+                f"the server is busy ({about.running} running, {about.queued} waiting): asked one at a time, patiently"
+            )
+        self.endpoint.extras = {"chat_template_kwargs": {"enable_thinking": False}}
+        if about.settings.get("enable_priority_scheduling"):
+            low = 100 if about.settings.get("schedule_low_priority_values_first") else -100
+            self.endpoint.extras["priority"] = low
+
+    def _choose(self, about: About) -> list[Prompt]:
+        prompts = list(BATTERIES[self.battery])
+        if about.busy:
+            prompts = [prompt for prompt in prompts if prompt.streams == 1]
+        if about.context:
+            short = [prompt.name for prompt in prompts if prompt.needs > about.context]
+            if short:
+                self._note(f"not asked, the server's context is {about.context} tokens: {', '.join(short)}")
+            prompts = [prompt for prompt in prompts if prompt.needs <= about.context]
+        return prompts
+
+    # during
+
+    def _ask(self, prompt: Prompt, number: int, of: int) -> None:
+        self.asked.append(prompt.name)
+        if prompt.streams > 1:
+            replies = self._burst(prompt)
+        else:
+            replies = [(self._send(prompt, self._text(prompt)), self._expect(prompt.expect))]
+        found: list[Finding] = []
+        for reply, expect in replies:
+            found += [finding for finding in judge(reply, expect) if finding not in found]
+        if any(_too_long(reply) for reply, _ in replies):
+            self._note(f"{prompt.name}: longer than the server's context, not judged")
+            found = []
+        self.answered += any(reply.status == 200 for reply, _ in replies)
+        self.findings += [asdict(finding) | {"prompt": prompt.name} for finding in found]
+        self._show(prompt, replies[0][0], replies, found, number, of)
+
+    def _text(self, prompt: Prompt) -> str:
+        if prompt.length is None:
+            return prompt.text
+        words = round((prompt.length - 40) / self._cost_of_a_word()) + prompt.extra
+        return prose.with_needle(words, f"{self.seed} {prompt.prefix or prompt.name}", prompt.text)
+
+    def _cost_of_a_word(self) -> float:
+        """Measured once with 200 words and one token of answer; then corrected by every long prompt."""
+        if self.per_word is None:
+            probe = Prompt(name="measure", why="", text="", expect=Expect(), max_tokens=1)
+            reply = self._send(probe, prose.filler(200, f"{self.seed} measure"))
+            self.per_word = (reply.prompt_tokens - 8) / 200 if reply.prompt_tokens else 1.35
+        return max(self.per_word, 0.5)
+
+    def _send(self, prompt: Prompt, text: str) -> Reply:
+        request: dict[str, Any] = {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": prompt.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **prompt.sampling,
+        }
+        if prompt.logprobs or not self.knowledge:
+            # A model that is not expected to speak well is judged by its numbers.
+            request |= {"logprobs": True, "top_logprobs": 3}
+        endpoint = replace(self.endpoint, extras=dict(self.endpoint.extras))
+        if prompt.thinking:
+            endpoint.extras.pop("chat_template_kwargs", None)
+        limit = self.endpoint.silence + prompt.max_tokens / 2
+        reply = complete(endpoint, request, limit=limit)
+        if not endpoint.extras:
+            self.endpoint.extras = {}
+        self.requests += 1
+        self.tokens += (reply.prompt_tokens or 0) + (reply.completion_tokens or 0)
+        return reply
+
+    def _burst(self, prompt: Prompt) -> list[tuple[Reply, Expect]]:
+        chosen = [EASY[at % len(EASY)] for at in range(prompt.streams)]
+
+        def one(at: int) -> Reply:
+            return self._send(replace(prompt, sampling=SAMPLED if at % 2 else GREEDY), chosen[at][0])
+
+        with ThreadPoolExecutor(prompt.streams) as pool:
+            replies = list(pool.map(one, range(prompt.streams)))
+        return [(reply, self._expect(expect)) for reply, (_, expect) in zip(replies, chosen, strict=True)]
+
+    def _expect(self, expect: Expect) -> Expect:
+        return expect if self.knowledge else replace(expect, answer=(), fluent=False, shortest=1)
+
+    def _show(
+        self,
+        prompt: Prompt,
+        first: Reply,
+        replies: list[tuple[Reply, Expect]],
+        found: list[Finding],
+        number: int,
+        of: int,
+    ) -> None:
+        faults = [finding for finding in found if finding.grade != NOTE]
+        counted = [reply.completion_tokens for reply, _ in replies if reply.completion_tokens is not None]
+        self.emit(
+            {
+                "event": "prompt",
+                "number": number,
+                "of": of,
+                "name": prompt.name,
+                "ok": not faults,
+                "why": prompt.why,
+                "seconds": round(max(reply.seconds for reply, _ in replies), 3),
+                "ttft": None if first.first_byte is None else round(first.first_byte, 3),
+                "prompt_tokens": first.prompt_tokens,
+                "completion_tokens": sum(counted) if counted else None,
+                "cached_tokens": first.cached_tokens,
+                "excerpt": excerpt(first.text),
+                "findings": [asdict(finding) for finding in found],
+            }
+        )
+
+    def _certain(self) -> bool:
+        grades = [finding["grade"] for finding in self.findings]
+        wrong = {finding["prompt"] for finding in self.findings if finding["grade"] == DEGRADED}
+        barred = any(finding["kind"] == "unauthorised" for finding in self.findings)
+        return NAN in grades or DEAD in grades or barred or len(wrong) >= ENOUGH
+
+    # afterwards
+
+    def _after(self, before: host.HostState, began: float) -> None:
+        """What the server and the host look like now: a healthy answer before a crash proves nothing."""
+        gone = any(finding["kind"] in ("dropped", "silent") for finding in self.findings)
+        after = host.state(self.unit)
+        waited = time.monotonic() + 8  # SGLang 0.5.23 sleeps 5 s between the crash and its end
+        while gone and before.pid and after.pid == before.pid and time.monotonic() < waited:
+            time.sleep(1)
+            after = host.state(self.unit)
+        if before.pid is not None and (after.pid, after.restarts) != (before.pid, before.restarts):
+            now = f"PID {before.pid} -> {after.pid}, restarts {before.restarts} -> {after.restarts}, now {after.active}"
+            self._find("restarted", DEAD, f"the server died under the canary: {now}")
+        if before.xids is not None and (after.xids or 0) > before.xids:
+            self._find(
+                "xid", DEAD, f"the kernel reported {(after.xids or 0) - before.xids} new Xid while the canary ran"
+            )
+        line = host.nan_line(self.unit, began)
+        if line:
+            self._find("journal-nan", NAN, f"the journal says: {line}")
+        status, body = get(self.endpoint, "/health", timeout=22.0)  # SGLang itself waits 20 s for a token
+        if status == 0 and not any(finding["grade"] == DEAD for finding in self.findings):
+            self._find("dropped", DEAD, f"/health does not answer: {body.decode()}")
+        elif status >= 500:
+            self._find("not-serving", DEGRADED, f"/health says {status}")
+
+    def _unfinished(self, names: list[str], limit: float) -> None:
+        missing = [name for name in ESSENTIAL if name in names]
+        grade = DEGRADED if missing else NOTE
+        self._find("unfinished", grade, f"{limit:.0f} s were spent before {', '.join(names)} could be asked")
+
+    def _verdict(self) -> str:
+        grades = {finding["grade"] for finding in self.findings}
+        if NAN in grades:
+            return "nan"
+        if DEAD in grades or not self.answered:
+            return "dead"
+        return "degraded" if DEGRADED in grades else "healthy"
+
+    def _find(self, kind: str, grade: str, evidence: str) -> None:
+        self.findings.append({"kind": kind, "grade": grade, "evidence": evidence, "prompt": "after"})
+
+    def _note(self, text: str) -> None:
+        self.emit({"event": "note", "text": text})
+
+
+def _too_long(reply: Reply) -> bool:
+    return reply.status in (400, 413, 422) and ("context" in reply.error or "longer than" in reply.error)
