@@ -1,0 +1,38 @@
+"""Who holds a host, and who changed what on it."""
+
+from __future__ import annotations
+
+import json
+
+from runbooks import paths
+from runbooks.engine import lock
+from runbooks.engine.transport import Connection
+from runbooks.session import Session
+
+
+def unlock_hosts(session: Session) -> int:
+    """Take the lock of each host away, with consent that names its holder. Exit code 0, or 1 when a host failed."""
+
+    def unlock(connection: Connection) -> None:
+        holder = connection.ask(f"cat {paths.LOCK}/holder 2>/dev/null", deadline=10).out.strip()
+        if not holder:
+            session.report.note("not locked", host=connection.name)
+            return
+        held = lock.busy(connection.name, holder).details[0]
+        if session.consent(f"{connection.name} is {held}. Take the lock away?"):
+            lock.force_release(connection)
+            session.report.note(f"unlocked; it was {held}", host=connection.name, level="good")
+
+    return int(session.tell_errors(session.each(unlock, parallel=False)))
+
+
+def tell_changes(session: Session, lines: int) -> int:
+    """Show the last changes of each host's audit log, oldest first."""
+
+    def tell(connection: Connection) -> None:
+        answer = connection.ask(f"tail -n {max(1, lines)} {paths.AUDIT} 2>/dev/null", deadline=10)
+        entries = [json.loads(line) for line in answer.out.splitlines()]
+        rows = [[e["time"], e["who"], e["run"], e["step"], "; ".join(e["changes"])] for e in entries]
+        session.report.table("changes", ["when", "who", "run", "step", "what"], rows, host=connection.name)
+
+    return int(session.tell_errors(session.each(tell)))

@@ -1,0 +1,220 @@
+"""What people type. Each task is a few lines; the work is in runbooks/."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.collection import Collection
+from invoke.context import Context
+
+from lab import tasks as lab_tasks
+from runbooks.surface import CHANGES_FOUND, command
+
+if TYPE_CHECKING:
+    from runbooks.session import Session
+
+WHERE = {
+    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
+    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
+    "json": "one JSON event a line",
+    "plain": "no live display, no colour",
+}
+YES = {"yes": "do not ask: consent to reboots and to downtime"}
+CHECK = {"check": "say what would change, and change nothing (exit code 3 when something would)"}
+
+
+def _session(**options: Any) -> Session:
+    from runbooks.session import Session
+
+    return Session.open(**options)
+
+
+@command(
+    iterable=["hosts", "tags", "skip_tags"],
+    help={
+        **WHERE,
+        **YES,
+        **CHECK,
+        "tags": "only stages with this tag: base, driver, cuda, flash-attn, runtime, model; repeat it for more",
+        "skip_tags": "not the stages with this tag",
+        "diff": "show the text that changes",
+    },
+)
+def provision(
+    context: Context,
+    hosts: list[str],
+    tags: list[str],
+    skip_tags: list[str],
+    inventory: str | None = None,
+    check: bool = False,
+    diff: bool = False,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Make a host ready to serve: driver, CUDA, flash-attn, SGLang and the model."""
+    from runbooks.provision import provision as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff)
+
+
+@command(iterable=["hosts"], help={**WHERE, **YES, **CHECK, "profile": "a profile of the inventory, e.g. final"})
+def deploy(
+    context: Context,
+    profile: str,
+    hosts: list[str],
+    inventory: str | None = None,
+    check: bool = False,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Start the server with a profile, gated on health and canary; roll back when it fails."""
+    from runbooks.deploy import deploy_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return deploy_hosts(session, profile, check=check)
+
+
+@command(iterable=["hosts"], help=WHERE)
+def releases(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """List the releases on a host, newest first, and which one serves."""
+    from runbooks.deploy import list_releases
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return list_releases(session)
+
+
+@command(iterable=["hosts"], help={**WHERE, **YES, "to": "the number of the release (default: the one before)"})
+def rollback(
+    context: Context,
+    hosts: list[str],
+    to: int = 0,
+    inventory: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Bring an earlier release back: its software, its flags, its unit."""
+    from runbooks.deploy import rollback_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return rollback_hosts(session, to or None)
+
+
+@command(iterable=["hosts"], help=WHERE)
+def health(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """Is it alive: unit, port, a real completion, queue, GPUs, disk, memory. One screen."""
+    from runbooks.health import check_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return check_hosts(session)
+
+
+@command(iterable=["hosts"], help={**WHERE, "battery": "quick (under 90 s) or full"})
+def canary(
+    context: Context,
+    hosts: list[str],
+    battery: str = "quick",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Does it speak sense: prompts that each stand for a known failure, and a judge."""
+    from runbooks.canary import canary_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return canary_hosts(session, battery)
+
+
+@command(
+    default=True,
+    iterable=["hosts", "concurrency"],
+    help={
+        **WHERE,
+        "concurrency": "streams at once; repeat it for more points (default: the inventory's sweep)",
+        "input_len": "prompt length in tokens",
+        "output_len": "answer length in tokens",
+        "window": "seconds measured a point",
+        "out": "the folder for results",
+        "force": "measure although other people's requests are running",
+    },
+)
+def sweep(
+    context: Context,
+    hosts: list[str],
+    concurrency: list[str],
+    input_len: int = 0,
+    output_len: int = 0,
+    window: float = 0.0,
+    out: str = "results",
+    force: bool = False,
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Measure throughput at 1 to 64 streams, and say what bounds it."""
+    from runbooks.bench import bench_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return bench_hosts(
+            session,
+            concurrency=concurrency,
+            input_len=input_len,
+            output_len=output_len,
+            window=window,
+            out=out,
+            force=force,
+        )
+
+
+@command(positional=["run"], help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
+def report(context: Context, run: str = "", out: str = "results/example") -> int:
+    """Write the report of a run again, from its results; without one, of the bundled example."""
+    from runbooks.bench import report_only
+
+    return report_only(run or None, out)
+
+
+@command(positional=["run"], help={"run": "a results folder"})
+def recompute(context: Context, run: str) -> int:
+    """Compute every number of a run again from its raw log, and compare."""
+    from runbooks.bench import recompute_run
+
+    return recompute_run(run)
+
+
+@command(positional=["page"], optional=["page"], help={"page": "the page to read (default: list them)"})
+def runbook(context: Context, page: str = "") -> int:
+    """Read an on-call page, or list them."""
+    from runbooks.oncall import show
+
+    return show(page)
+
+
+@command(iterable=["hosts"], help={**WHERE, **YES})
+def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes: bool = False) -> int:
+    """Take the lock of a host away from a run that is gone."""
+    from runbooks.audit import unlock_hosts
+
+    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+        return unlock_hosts(session)
+
+
+@command(iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
+def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | None = None, json: bool = False) -> int:
+    """What was changed on a host, when, and by whom."""
+    from runbooks.audit import tell_changes
+
+    with _session(inventory=inventory, hosts=hosts, json=json) as session:
+        return tell_changes(session, lines)
+
+
+namespace = Collection(provision, deploy, releases, rollback, health, canary, runbook, unlock, audit)
+namespace.add_collection(Collection("bench", sweep, report, recompute))
+namespace.add_collection(Collection.from_module(lab_tasks), name="lab")

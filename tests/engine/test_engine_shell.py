@@ -1,0 +1,69 @@
+"""The long-lived shell: exact answers whatever the host prints, and an end to everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from runbooks.engine.errors import NoAnswer
+from runbooks.engine.transport import Connection
+
+
+def test_an_answer_is_exact(local: Connection) -> None:
+    answer = local.ask("printf 'a\\0b\\377\\n'; echo oops >&2; exit 3")
+    assert (answer.rc, answer.raw, answer.err) == (3, b"a\0b\xff\n", "oops\n")
+
+
+def test_output_without_a_newline_and_empty_output(local: Connection) -> None:
+    assert local.ask("printf x").raw == b"x"
+    assert local.ask(":").raw == b""
+
+
+def test_many_questions_cost_one_exec(local: Connection) -> None:
+    for number in range(20):
+        assert local.ask(f"echo {number}").out == f"{number}\n"
+    assert (local.execs, local.exchanges) == (1, 20)
+
+
+def test_children_cannot_read_the_next_request(local: Connection) -> None:
+    assert local.ask("cat").raw == b""
+    assert local.ask("cat", stdin=b"given\n").raw == b"given\n"
+    assert local.ask("echo still here").out == "still here\n"
+
+
+def test_a_script_with_quotes_heredocs_and_a_syntax_error(local: Connection) -> None:
+    script = "x='it''s'\ncat <<EOF\n$x \"q\" `echo b`\nEOF"
+    assert local.ask(script).out == 'its "q" b\n'
+    assert local.ask("if then").rc != 0
+    assert local.ask("echo alive").out == "alive\n"
+
+
+def test_a_background_child_cannot_answer_later(local: Connection) -> None:
+    local.ask("(sleep 0.2; echo late) &")
+    assert local.ask("sleep 0.4; echo mine").out == "mine\n"
+
+
+def test_a_question_past_its_deadline_is_given_up_and_the_next_is_answered(local: Connection) -> None:
+    with pytest.raises(NoAnswer, match="no answer within 1 s"):
+        local.ask("sleep 60", deadline=1)
+    assert local.ask("echo again").out == "again\n"
+    assert local.execs == 2
+
+
+def test_a_shell_that_dies_is_replaced(local: Connection) -> None:
+    local.ask(":")
+    with pytest.raises(Exception, match="connection was lost"):
+        local.ask("kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $$))", deadline=5)
+    assert local.ask("echo back").out == "back\n"
+
+
+def test_large_output_is_whole_up_to_its_limit(local: Connection) -> None:
+    assert len(local.ask("head -c 3000000 /dev/zero").raw) == 3_000_000
+    assert len(local.ask("head -c 20000000 /dev/zero").raw) == 16 * 1024 * 1024
+
+
+def test_files_go_and_come_back(local: Connection, tmp_path: object) -> None:
+    path = f"{tmp_path}/a folder/-odd 'name'\n\"é"
+    data = bytes(range(256)) * 500
+    local.put(data, path, mode=0o640, owner="$(id -u):$(id -g)")
+    assert local.fetch(path) == data
+    assert local.ask(f"stat -c %a -- '{tmp_path}/a folder/'*").out.strip() == "640"
