@@ -1,0 +1,256 @@
+"""A lab: a network, guests, keys, the depot and an inventory; its state lies in one folder of the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from lab import base
+from lab.guest import Bind, Guest, letters
+from lab.machine import cache, create_key, require_guests, write
+from lab.network import Network, locked
+from lab.process import Process
+from runbooks.engine.errors import RunbookError, UsageError
+
+DEPOT_PORT = 8090
+EXAMPLE = Path(__file__).with_name("inventory.yaml")
+EXAMPLE_FOLDER = "~/.cache/runbooks-lab/labs/dev"  # what lab/inventory.yaml calls the lab's folder
+
+
+def quiet(_text: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+class Lab:
+    """One lab, up or down. Objects hold no state of their own: two processes may look at the same lab."""
+
+    def __init__(self, name: str) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
+            raise UsageError(f"lab: {name!r} is no name for a lab: lower-case letters, digits and dashes")
+        self.name = name
+        self.folder = cache() / "labs" / name
+
+    @classmethod
+    def open(cls, name: str = "dev") -> Lab:
+        return cls(name)
+
+    @classmethod
+    def all(cls) -> list[Lab]:
+        return [cls(path.name) for path in sorted((cache() / "labs").glob("*")) if (path / "state.json").exists()]
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "state.json").exists()
+
+    @property
+    def inventory(self) -> Path:
+        return self.folder / "inventory.yaml"
+
+    @property
+    def network(self) -> Network:
+        if not self.exists:
+            raise UsageError(f"lab: {self.name} is not up", next=f"invoke lab.up{self._name_option}")
+        return Network(_State.read(self.folder).network)
+
+    @property
+    def guests(self) -> list[Guest]:
+        network = self.network
+        return [self._guest(index, network) for index in sorted(_State.read(self.folder).guests)]
+
+    def guest(self, name: str) -> Guest:
+        known = {guest.name: guest for guest in self.guests}
+        if name not in known:
+            raise UsageError(
+                f"lab: {self.name} has no guest {name}", details=[f"its guests: {', '.join(known) or 'none'}"]
+            )
+        return known[name]
+
+    def alive(self, guest: Guest) -> bool:
+        process = _State.read(self.folder).guests.get(guest.index)
+        return process is not None and process.alive()
+
+    @property
+    def depot_alive(self) -> bool:
+        depot = _State.read(self.folder).depot
+        return depot is not None and depot.alive()
+
+    @property
+    def lost(self) -> bool:
+        """The folder is there and the lab is not: this machine restarted."""
+        return self.network.owner != self._owner
+
+    @property
+    def _owner(self) -> str:
+        return f"runbooks-lab {self.folder}"
+
+    def _guest(self, index: int, network: Network) -> Guest:
+        name = f"glm5-{letters(index)}"
+        return Guest(name, index, network, place=self.folder / "guests" / name, keys=self.folder)
+
+    @property
+    def _name_option(self) -> str:
+        return "" if self.name == "dev" else f" --name {self.name}"
+
+    # -- up ----------------------------------------------------------------------------------------------------------
+
+    def up(self, hosts: int = 1, *, binds: Sequence[Bind] = (), progress: Callable[[str], None] = quiet) -> list[Guest]:
+        """Bring it up with at least `hosts` guests that answer ssh. A lab that is up keeps those it has."""
+        require_guests()
+        tree = base.ensure(progress)
+        with locked(f"lab-{self.name}"):
+            if self.exists and self.lost:
+                progress(f"lab {self.name}: clearing what a dead one left")
+                self._down()
+            if not self.exists:
+                self._found()
+            state = _State.read(self.folder)
+            waiting = [
+                self._boot(index, state, tree, binds) for index in range(hosts) if not _lives(state.guests.get(index))
+            ]
+            self._write_inventory()
+            for done, (guest, process) in enumerate(waiting):
+                progress(f"guests: {done} of {len(waiting)} answer ssh, waiting for {guest.name} at {guest.address}")
+                guest.wait(process)
+        return self.guests
+
+    def add(self, *, binds: Sequence[Bind] = ()) -> Guest:
+        """One more guest, fresh, answering ssh."""
+        tree = base.ensure(quiet)
+        with locked(f"lab-{self.name}"):
+            state = _State.read(self.folder)
+            index = next(index for index in range(240) if index not in state.guests)
+            guest, process = self._boot(index, state, tree, binds)
+            self._write_inventory()
+        guest.wait(process)
+        return guest
+
+    def _found(self) -> None:
+        """The network and the client key, without guests yet."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        _State(Network.claim(self._owner).number).write(self.folder)
+        create_key(self.folder / "id_ed25519", comment=f"lab {self.name}")
+        write(self.folder / "known_hosts", "")
+
+    def _start_depot(self, progress: Callable[[str], None]) -> Process | None:
+        try:
+            from lab import depot
+
+            depot.prepare
+        except (ImportError, AttributeError):
+            return None
+        root = cache() / "depot"
+        with locked("depot"):
+            depot.prepare(root, progress)
+        argv = [
+            sys.executable,
+            "-m",
+            "lab.depot",
+            "--bind",
+            self.network.gateway,
+            "--port",
+            str(DEPOT_PORT),
+            "--root",
+            str(root),
+        ]
+        here = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
+        return Process.start([*argv, "--root", str(root)], log=self.folder / "depot.log", env=here)
+
+    def _boot(self, index: int, state: _State, tree: Path, binds: Sequence[Bind]) -> tuple[Guest, Process]:
+        guest = self._guest(index, Network(state.network))
+        if not guest.place.exists():
+            guest.create()
+        process = guest.start(tree, binds)
+        state.guests[index] = process
+        state.write(self.folder)
+        return guest, process
+
+    def _write_inventory(self) -> None:
+        """The example with this lab's addresses and keys, and its one host repeated for each guest."""
+        network = self.network
+        text = EXAMPLE.read_text().replace(EXAMPLE_FOLDER, str(self.folder)).replace("10.77.0.", network.prefix)
+        one = re.search(r"^  glm5-a:.*\n", text, re.MULTILINE)
+        if one is None:
+            raise RunbookError(f"lab: {EXAMPLE} has no line for the host glm5-a")
+        example = self._guest(0, network)
+        lines = [
+            one[0].replace(example.name, guest.name).replace(example.address, guest.address) for guest in self.guests
+        ]
+        write(self.inventory, text.replace(one[0], "".join(lines)))
+
+    # -- down --------------------------------------------------------------------------------------------------------
+
+    def kill(self, guest: Guest) -> None:
+        """Power loss: everything in it ends at once. Its disk stays; `up` boots it again."""
+        process = _State.read(self.folder).guests.get(guest.index)
+        if process is not None:
+            process.end()
+        guest.wait_gone()
+
+    def remove(self, guest: Guest) -> None:
+        """End one guest and forget it, disk and pinned key included."""
+        with locked(f"lab-{self.name}"):
+            self.kill(guest)
+            state = _State.read(self.folder)
+            state.guests.pop(guest.index, None)
+            state.write(self.folder)
+            shutil.rmtree(guest.place, ignore_errors=True)
+            pinned = self.folder / "known_hosts"
+            kept = [line for line in pinned.read_text().splitlines(keepends=True) if line.split()[0] != guest.address]
+            write(pinned, "".join(kept))
+            self._write_inventory()
+
+    def down(self) -> None:
+        """End what runs, and leave nothing but the cache. A lab that is not there is already down."""
+        require_guests()
+        with locked(f"lab-{self.name}"):
+            if self.exists:
+                self._down()
+
+    def _down(self) -> None:
+        state = _State.read(self.folder)
+        for process in state.guests.values():
+            process.end()
+        for guest in self.guests:
+            guest.wait_gone()
+        if state.depot is not None:
+            state.depot.end()
+        Network(state.network).release(self._owner)
+        shutil.rmtree(self.folder)
+
+
+class _State:
+    """state.json: the network's number and the processes, all that cannot be seen from the folder itself."""
+
+    def __init__(self, network: int, depot: Process | None = None, guests: dict[int, Process] | None = None) -> None:
+        self.network = network
+        self.depot = depot
+        self.guests = guests or {}
+
+    @classmethod
+    def read(cls, folder: Path) -> _State:
+        raw = json.loads((folder / "state.json").read_text())
+        guests = {int(index): Process(**process) for index, process in raw["guests"].items()}
+        return cls(raw["network"], Process(**raw["depot"]) if raw["depot"] else None, guests)
+
+    def write(self, folder: Path) -> None:
+        raw = {
+            "network": self.network,
+            "depot": asdict(self.depot) if self.depot else None,
+            "guests": {str(index): asdict(process) for index, process in self.guests.items()},
+        }
+        part = folder / "state.json.part"
+        part.write_text(json.dumps(raw, indent=1) + "\n")
+        part.rename(folder / "state.json")
+
+
+def _lives(process: Process | None) -> bool:
+    return process is not None and process.alive()
