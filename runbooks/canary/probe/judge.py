@@ -158,7 +158,8 @@ def _text(reply: Reply, expect: Expect) -> Iterator[Finding]:
     shown = excerpt(text)
     if not text.strip():
         tokens = "no usage" if reply.completion_tokens is None else f"{reply.completion_tokens} tokens"
-        yield Finding("empty", DEGRADED, f"no text came back ({tokens}, finish_reason {reply.finish_reason})")
+        grade = DEGRADED if expect.known or expect.fluent or expect.answer else NOTE
+        yield Finding("empty", grade, f"no text came back ({tokens}, finish_reason {reply.finish_reason})")
         return
     yield from _token_zero(reply, expect, shown)
     yield from _loops(reply, expect, shown)

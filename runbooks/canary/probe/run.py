@@ -14,7 +14,7 @@ from .battery import BATTERIES, BUDGET, EASY, ESSENTIAL, GREEDY, SAMPLED, Prompt
 from .client import Endpoint, complete, get
 from .judge import DEAD, DEGRADED, NAN, NOTE, Expect, Finding, excerpt, judge
 from .reply import Reply
-from .server import About, look
+from .server import About, load, look
 
 Emit = Callable[[Mapping[str, Any]], None]
 ENOUGH = 3  # prompts that were answered wrongly, after which more would only cost
@@ -37,6 +37,7 @@ class Canary:
     per_word: float | None = None  # prompt tokens that a word of the filler costs, as measured
     asked: list[str] = field(default_factory=list)
     answered: int = 0
+    prefixes: set[str] = field(default_factory=set)
 
     def run(self) -> str:
         """Ask, judge, and return the verdict; everything is also emitted as it happens."""
@@ -94,6 +95,8 @@ class Canary:
 
     def _ask(self, prompt: Prompt, number: int, of: int) -> None:
         self.asked.append(prompt.name)
+        hit_due = bool(prompt.prefix) and prompt.prefix in self.prefixes
+        cached = self._cached() if hit_due else None
         if prompt.streams > 1:
             replies = self._burst(prompt)
         else:
@@ -104,9 +107,18 @@ class Canary:
         if any(_too_long(reply) for reply, _ in replies):
             self._note(f"{prompt.name}: longer than the server's context, not judged")
             found = []
+        if hit_due and not replies[0][0].cached_tokens and self._cached() == cached:
+            found.append(
+                Finding("no-prefix-hit", NOTE, "the prefix cache was not used, so its failures were not looked for")
+            )
+        self.prefixes.add(prompt.prefix)
         self.answered += any(reply.status == 200 for reply, _ in replies)
         self.findings += [asdict(finding) | {"prompt": prompt.name} for finding in found]
         self._show(prompt, replies[0][0], replies, found, number, of)
+
+    def _cached(self) -> float | None:
+        """Prompt tokens answered by the prefix cache so far, where the server counts them."""
+        return load(self.endpoint).get("cached")
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.length is None:

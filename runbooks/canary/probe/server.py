@@ -42,6 +42,7 @@ class About:
     queued: int | None = None
     kv_use: float | None = None
     generated: float | None = None  # tokens since the server started
+    cached: float | None = None  # prompt tokens that a prefix hit answered, since the server started
     throughput: float | None = None  # tok/s, the server's own last figure
 
     @property
@@ -73,6 +74,7 @@ def load(endpoint: Endpoint) -> dict[str, Any]:
         "queued": None if queued is None else int(queued),
         "kv_use": metric(text, "sglang:token_usage"),
         "generated": metric(text, "sglang:generation_tokens_total"),
+        "cached": metric(text, "sglang:cached_tokens_total"),
         "throughput": metric(text, "sglang:gen_throughput"),
     }
 
