@@ -57,7 +57,7 @@ class Lab:
     @property
     def network(self) -> Network:
         if not self.exists:
-            raise UsageError(f"lab: {self.name} is not up", next=f"invoke lab.up{self._name_option}")
+            raise UsageError(f"lab: {self.name} is not up", next=f"invoke lab.up{self.option}")
         return Network(_State.read(self.folder).network)
 
     @property
@@ -96,7 +96,8 @@ class Lab:
         return Guest(name, index, network, place=self.folder / "guests" / name, keys=self.folder)
 
     @property
-    def _name_option(self) -> str:
+    def option(self) -> str:
+        """What a command of the lab needs, to mean this one."""
         return "" if self.name == "dev" else f" --name {self.name}"
 
     # -- up ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""What the lab shows of itself in a terminal, or in a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from types import TracebackType
+
+from lab.lab import Lab
+
+
+class Progress:
+    """One live line with the seconds so far; in a log, a line whenever the part before the colon changes."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._live = sys.stderr.isatty()
+        self._part = ""
+
+    def __call__(self, text: str) -> None:
+        part, _, detail = text.partition(": ")
+        line = f"{time.monotonic() - self._begun:4.0f} s  {text}"
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\033[K{line[:width]}", end="", file=sys.stderr, flush=True)
+        elif part != self._part:
+            print(line if part == "guests" else line.removesuffix(f": {detail}"), file=sys.stderr, flush=True)
+        self._part = part
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live and self._part:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def table(lab: Lab) -> None:
+    """A lab, its depot and its guests, one line each."""
+    if lab.lost:
+        print(f"lab {lab.name}: this machine restarted since it was up     next: invoke lab.down{lab.option}")
+        return
+    depot = f"depot http://{lab.network.gateway}:8090 {_state(lab.depot_alive)}"
+    print(f"lab {lab.name}: {lab.network.subnet} on {lab.network.bridge}, {depot}")
+    for guest in lab.guests:
+        state = _state(lab.alive(guest))
+        print(f"  {guest.name:10}  {guest.address:14}  {state:5}  invoke lab.shell {guest.name}{lab.option}")
+    print(f"  inventory   {lab.inventory}")
+
+
+def _state(alive: bool) -> str:
+    return "up" if alive else "dead"
