@@ -23,11 +23,9 @@ elif command -v bootctl >/dev/null && bootctl is-installed >/dev/null 2>&1; then
 fi
 """
 
-_TEXTS = ("os_id", "os_version", "codename", "arch", "deb_arch", "kernel", "boot_id") + (
-    "python",
-    "virt",
-    "boot_loader",
-    "fqdn",
+_TEXTS = (
+    *("os_id", "os_version", "codename", "arch", "deb_arch"),
+    *("kernel", "boot_id", "python", "virt", "boot_loader", "fqdn"),
 )
 
 

@@ -28,6 +28,7 @@ from runbooks.engine.transport import Connection
 LOG_LIMIT = 64 * 1024 * 1024  # bytes; a longer log keeps its last mebibyte and goes on
 KEPT_JOBS = 40  # ended jobs whose logs are kept
 POLL_TENTHS = 20  # one poll waits up to two seconds on the host for something new
+IDLE_LIMIT = 5.0  # seconds that nobody may hold a job's lock: the launcher takes that long at worst
 TAIL_LINES = 40
 PATIENCE = 600.0  # seconds that a lost link may take to come back while a job is followed
 
@@ -76,7 +77,10 @@ fi
 _POLL = """\
 cd {folder} 2>/dev/null || {{ echo gone; exit 0; }}
 i=0
-while [ ! -e rc ] && [ "$(stat -c %s log)" -eq {offset} ] && [ "$i" -lt {tenths} ]; do sleep 0.1; i=$((i + 1)); done
+while [ ! -e rc ] && [ "$(stat -c %s log)" -eq {offset} ] && [ "$i" -lt {tenths} ]; do
+  ! flock -n lock true || break
+  sleep 0.1; i=$((i + 1))
+done
 state=running; [ ! -e rc ] || state=$(cat rc)
 if [ "$state" = running ] && flock -n lock true; then [ -e rc ] && state=$(cat rc) || state=idle; fi
 size=$(stat -c %s log); [ "$size" -ge {offset} ] || echo cut
@@ -164,7 +168,7 @@ class _Follower:
         self._on_line = on_line
         self._offset = 0
         self._rest = b""
-        self._idle = 0
+        self._idle_since = 0.0
         self.tail: list[str] = []
 
     def follow(self) -> int:
@@ -182,6 +186,16 @@ class _Follower:
             if state not in ("running", "idle") and not self._more:
                 self._take(b"\n" if self._rest else b"")
                 return int(state)
+
+    def _refuse_idle(self, state: str) -> None:
+        """No rc, and nobody holds the lock: it was killed, or the host went down, or it is just being launched."""
+        if state != "idle":
+            self._idle_since = 0.0
+            return
+        self._idle_since = self._idle_since or time.monotonic()
+        if time.monotonic() - self._idle_since > IDLE_LIMIT:
+            raise StepFailed("the job was killed before it ended", host=self._connection.name, details=self.tail[-10:])
+        time.sleep(0.1)
 
     def _poll(self) -> str:
         poll = _POLL.format(folder=quote(self._folder), offset=self._offset, next=self._offset + 1, tenths=POLL_TENTHS)

@@ -87,15 +87,19 @@ class Connection:
             self._drop_shell()
             raise
 
-    def put(self, data: bytes, path: str, *, mode: int = 0o644, owner: str = "root:root") -> None:
-        """Write a whole file as root, atomically: a temporary name in the same folder, then a rename."""
+    def put(self, data: bytes, path: str, *, mode: int = 0o644, owner: str = "") -> None:
+        """Write a whole file as root, atomically: a temporary name in the same folder, then a rename.
+
+        `owner` is `user:group`; "": root's.
+        """
         from runbooks.engine.step import quote
 
         target, staged = quote(path), quote(f"{path}.rb-new")
         source = "cat" if len(data) <= INLINE_LIMIT else f"cat {quote(self._upload(data))}"
+        own = f"chown -- {quote(owner)} {staged} && " if owner else ""
         script = (
             f'mkdir -p -- "$(dirname -- {target})" && umask 077 && {source} > {staged} && '
-            f"chown -- {owner} {staged} && chmod {mode:04o} {staged} && mv -f -- {staged} {target}"
+            f"{own}chmod {mode:04o} {staged} && mv -f -- {staged} {target}"
         )
         answer = self.ask(script, stdin=data if source == "cat" else b"", deadline=60)
         if source != "cat":

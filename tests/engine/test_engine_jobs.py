@@ -1,0 +1,125 @@
+"""Durable jobs: followed, attached to, ended by their limit; truth is in files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from runbooks import paths
+from runbooks.engine.jobs import run_job
+from runbooks.engine.report import Event, Reporter
+from runbooks.engine.secret import Secret
+from runbooks.engine.transport import Connection
+
+
+class Recorder:
+    """A printer that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+def _folders() -> list[Path]:
+    return sorted(Path(paths.JOBS).glob("*-*"))
+
+
+def test_a_job_is_followed_to_its_exit_code(local: Connection) -> None:
+    lines: list[str] = []
+    result = run_job(
+        local, "talk", "echo one; echo two >&2; printf three; exit 5", limit=20, report=Reporter(Recorder()),
+        on_line=lines.append,
+    )  # fmt: skip
+    assert (result.rc, lines) == (5, ["one", "two", "three"])
+    folder = Path(result.folder)
+    assert (folder / "rc").read_text() == "5\n"
+    assert (folder / "log").read_text() == "one\ntwo\nthree"
+    assert not (folder / "script").exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_script_stops_at_the_first_failure(local: Connection) -> None:
+    result = run_job(local, "stop", "echo a\nfalse\necho b", limit=20, report=Reporter(Recorder()))
+    assert (result.rc, result.tail) == (1, ("a",))
+
+
+def test_a_secret_reaches_the_job_as_a_private_file_and_goes_with_it(local: Connection) -> None:
+    lines: list[str] = []
+    script = 'stat -c %a "$UPLOADS/key"; wc -c <"$UPLOADS/key"'
+    result = run_job(
+        local, "secret", script, limit=20, report=Reporter(Recorder()), uploads={"key": Secret("s3cret-value")},
+        on_line=lines.append,
+    )  # fmt: skip
+    assert (result.rc, lines) == (0, ["600", "12"])
+    assert not any(b"s3cret-value" in file.read_bytes() for file in Path(result.folder).rglob("*") if file.is_file())
+
+
+def test_the_same_job_attaches_and_runs_once(local: Connection, tmp_path: Path) -> None:
+    script = f"echo ran >>{tmp_path}/count; sleep 1; echo done"
+    second = type(local)(local.target)
+    found: dict[str, int] = {}
+    first = threading.Thread(
+        target=lambda: found.update(a=run_job(local, "once", script, limit=20, report=Reporter(Recorder())).rc)
+    )
+    first.start()
+    while not (tmp_path / "count").exists():
+        time.sleep(0.05)
+    recorder = Recorder()
+    found["b"] = run_job(second, "once", script, limit=20, report=Reporter(recorder)).rc
+    first.join()
+    second.close()
+    assert found == {"a": 0, "b": 0}
+    assert (tmp_path / "count").read_text() == "ran\n"
+    assert any("attached" in event.text for event in recorder.events)
+
+
+def test_a_job_that_ended_is_not_taken_for_a_new_one(local: Connection, tmp_path: Path) -> None:
+    script = f"echo ran >>{tmp_path}/count"
+    for _ in range(2):
+        assert run_job(local, "again", script, limit=20, report=Reporter(Recorder())).rc == 0
+    assert (tmp_path / "count").read_text() == "ran\nran\n"
+
+
+def test_a_job_past_its_limit_is_killed_with_its_children(local: Connection, tmp_path: Path) -> None:
+    script = f"(sleep 40; echo late >{tmp_path}/late) & echo $! >{tmp_path}/pid; wait"
+    result = run_job(local, "slow", script, limit=1, report=Reporter(Recorder()))
+    assert result.rc == 124
+    assert "1 s are over" in result.tail[-1]
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()  # gone, or dead and not yet collected
+
+
+def test_a_job_outlives_the_controller(local: Connection, tmp_path: Path) -> None:
+    """The connection goes away in the middle; the follower comes back and reads on from its offset."""
+    lines: list[str] = []
+
+    def cut(line: str) -> None:
+        lines.append(line)
+        if line == "first":
+            local.close()
+
+    result = run_job(
+        local, "cut", "echo first; sleep 0.5; echo last", limit=20, report=Reporter(Recorder()), on_line=cut
+    )
+    assert (result.rc, lines) == (0, ["first", "last"])
+
+
+def test_a_killed_supervisor_is_noticed(local: Connection) -> None:
+    import pytest
+
+    from runbooks.engine.errors import StepFailed
+
+    def kill(line: str) -> None:
+        if line.startswith("here"):
+            local.ask("kill -9 " + line.split()[1])
+
+    with pytest.raises(StepFailed, match="killed before it ended"):
+        run_job(
+            local, "killed", "echo here $(ps -o ppid= -p $PPID)\nsleep 3", limit=20, report=Reporter(Recorder()),
+            on_line=kill,
+        )  # fmt: skip
