@@ -176,13 +176,7 @@ class _Follower:
             state = self._poll()
             if state == "gone":
                 raise StepFailed(f"the job's folder {self._folder} is gone", host=self._connection.name)
-            self._idle = self._idle + 1 if state == "idle" else 0
-            if (
-                self._idle > 5
-            ):  # launched, and after ten seconds nobody holds its lock: the host went down, or it was killed
-                raise StepFailed(
-                    "the job was killed before it ended", host=self._connection.name, details=self.tail[-10:]
-                )
+            self._refuse_idle(state)
             if state not in ("running", "idle") and not self._more:
                 self._take(b"\n" if self._rest else b"")
                 return int(state)
