@@ -1,0 +1,5 @@
+"""`python3 -m runbooks.bench.loadgen`."""
+
+from .cli import main
+
+main()

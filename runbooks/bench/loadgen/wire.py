@@ -1,0 +1,194 @@
+"""HTTP/1.1 and server-sent events as bytes: what is sent, and how an answer is cut into events afterwards."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import zlib
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+APIS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, as `http[s]://host:port[/prefix]`."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http(s) address: {url}")
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+
+    def connect(self, timeout: float) -> socket.socket:
+        """A connected, non-blocking socket without Nagle's delay."""
+        sock = socket.create_connection((self.host, self.port), timeout=timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.tls:
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self.host)
+        sock.setblocking(False)
+        return sock
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every request of a run has in common."""
+
+    api: str
+    model: str
+    temperature: float
+    top_p: float
+    usage_each_chunk: bool = True  # stream_options.continuous_usage_stats: the only exact count for each moment
+
+    def body(self, prompt: str, tokens: int, *, stream: bool = True) -> bytes:
+        """The JSON of one request that makes exactly `tokens` tokens: end-of-sequence is ignored."""
+        if self.api == "generate":
+            sampling = {
+                "max_new_tokens": tokens,
+                "ignore_eos": True,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+            }
+            return json.dumps({"text": prompt, "sampling_params": sampling, "stream": stream}).encode()
+        fields: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+        fields |= {"temperature": self.temperature, "top_p": self.top_p}
+        if self.api == "chat":
+            fields["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            fields["prompt"] = prompt
+        if stream:
+            fields["stream_options"] = {"include_usage": True}
+            if self.usage_each_chunk:
+                fields["stream_options"]["continuous_usage_stats"] = True
+        return json.dumps(fields).encode()
+
+
+def post(target: Target, path: str, body: bytes, key: str | None) -> bytes:
+    """The whole request, head and body. The key is written here and nowhere else."""
+    lines = [
+        f"POST {target.prefix}{path} HTTP/1.1",
+        f"Host: {target.host}:{target.port}",
+        "Accept: text/event-stream",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    if key:
+        lines.append(f"Authorization: Bearer {key}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of an answer: where the body begins, and how its end is known."""
+
+    status: int
+    size: int  # bytes of the head, blank line included
+    chunked: bool
+    length: int | None  # Content-Length; None with chunked, or when the end of the connection ends the body
+    keep: bool
+    gzip: bool = False
+
+
+def head_of(data: bytes) -> Head | None:
+    """The head, or None while it is not complete. Raises ValueError when this is not HTTP."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        if len(data) > 65536:
+            raise ValueError("an HTTP head over 64 KiB")
+        return None
+    first, *lines = data[:end].decode("latin-1").split("\r\n")
+    words = first.split(" ", 2)
+    if not words[0].startswith("HTTP/") or len(words) < 2 or not words[1].isdigit():
+        raise ValueError(f"not an HTTP answer: {first[:60]!r}")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    chunked = "chunked" in fields.get("transfer-encoding", "").lower()
+    length = fields.get("content-length", "")
+    size = int(length) if length.isdigit() and not chunked else None
+    close = fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0"
+    keep = not close and (chunked or size is not None)
+    return Head(int(words[1]), end + 4, chunked, size, keep, fields.get("content-encoding", "") == "gzip")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One SSE event: its data, and the index of the read that completed it."""
+
+    read: int
+    data: bytes
+
+
+def cut(reads: list[bytes]) -> tuple[Head | None, list[Event], bytes, bool]:
+    """Cut an answer: its head, the events, the bytes of the body, and whether it ended as HTTP says.
+
+    An event belongs to the read that brought its last byte: a reader could not have shown it before.
+    """
+    body = bytearray()
+    ends: list[int] = []  # body bytes known after each read
+    raw = bytearray()
+    head: Head | None = None
+    at = 0  # the next byte of `raw` to look at
+    left = 0  # bytes of the present chunk that are still to come
+    complete = False
+    for data in reads:
+        raw += data
+        if head is None:
+            head = head_of(bytes(raw))
+            if head is None:
+                ends.append(0)
+                continue
+            at = head.size
+        if not head.chunked:
+            body += raw[at:]
+            at = len(raw)
+        while head.chunked and not complete:
+            if left:
+                take = raw[at : at + left]
+                body += take
+                at += len(take)
+                left -= len(take)
+                if left:
+                    break
+            line = raw.find(b"\r\n", at)
+            if line == at:  # the line end behind a chunk
+                at += 2
+                line = raw.find(b"\r\n", at)
+            if line < 0:
+                break
+            left = int(bytes(raw[at:line]).split(b";")[0] or b"0", 16)
+            at = line + 2
+            complete = left == 0
+        ends.append(len(body))
+    if head and head.length is not None:
+        complete = len(body) >= head.length
+    plain = bytes(body)
+    if head and head.gzip:
+        return head, [], zlib.decompress(plain, 31), complete
+    return head, _events(plain, ends), plain, complete
+
+
+def _events(body: bytes, ends: list[int]) -> list[Event]:
+    events: list[Event] = []
+    read = at = 0
+    body = body.replace(b"\r\n", b"\n") if b"\r\n" in body else body
+    while (end := body.find(b"\n\n", at)) >= 0:
+        while read < len(ends) - 1 and ends[read] < end + 2:
+            read += 1
+        lines = [line[5:].lstrip(b" ") for line in body[at:end].split(b"\n") if line.startswith(b"data:")]
+        if lines:
+            events.append(Event(read, b"\n".join(lines)))
+        at = end + 2
+    rest = body[at:].strip()
+    if rest.startswith(b"data:"):  # a last event without its blank line
+        events.append(Event(max(0, len(ends) - 1), rest[5:].strip()))
+    return events
