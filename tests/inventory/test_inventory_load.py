@@ -1,4 +1,4 @@
-"""The example inventory is the manual: it loads and explains every key; what is wrong in a copy is said with its line."""
+"""The example inventory is the manual: it loads and explains every key; faults in a copy are said with their line."""
 
 from __future__ import annotations
 

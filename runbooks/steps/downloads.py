@@ -1,0 +1,81 @@
+"""A model's files on the disk: fetched by our own downloader as a followed job, and known to be whole by one stat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runbooks.engine.artefact import build_zipapp
+from runbooks.engine.secret import Secret
+from runbooks.engine.step import Answers, Change, Diff, Question, Verdict, quote, shell
+from runbooks.steps.checks import free_space, read_free_space
+
+FETCH = "runbooks.steps.fetch"
+DAYS = 2 * 24 * 3600.0  # seconds; 441 GB at 20 MB/s take six hours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """Every file that a source lists, whole. Resumes what was begun, and fetches again what was lost.
+
+    `size` in bytes is what the inventory expects; the exact figure comes from the source once the job runs.
+    """
+
+    source: str
+    path: str
+    size: float
+    revision: str = "main"
+    token: Secret | None = None
+    proxy: str | None = None
+
+    @property
+    def id(self) -> str:
+        return f"download {self.path}"
+
+    @property
+    def _identity(self) -> str:
+        return f"{self.source} {self.revision}"
+
+    @property
+    def _question(self) -> Question:
+        """Its identity, whether every file has the size it had when its digest was checked, and the bytes there."""
+        return shell(f"""\
+cd -- {quote(self.path)} 2>/dev/null || exit 0
+head -n 1 .runbooks/identity 2>/dev/null || echo -
+if xargs -0 stat -c '%s %n' -- <.runbooks/files 2>/dev/null | cmp -s - .runbooks/sizes; then echo whole
+else du -sk . | cut -f 1; fi""")
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question, free_space(self.path))
+
+    def plan(self, answers: Answers) -> Change | Verdict | None:
+        identity, _, there = str(answers[self._question].get("out") or "-\n0").partition("\n")
+        if (identity, there) == (self._identity, "whole"):
+            return None
+        have = int(there) * 1024 if there.isdigit() else 0
+        free, mount = read_free_space(answers[free_space(self.path)])
+        if free + have < self.size:
+            return Verdict(
+                ok=False,
+                line=f"{self.size / 1e9:.1f} GB to download, {free / 1e9:.1f} GB free on {mount}",
+                details=(f"{have / 1e9:.1f} GB of it are there",) if have else (),
+                next=f"df -h {mount}; du -xsh {quote(mount)}/*   (or give the model another `path` in the inventory)",
+                page="disk-full",
+            )
+        diff = [Diff(f"{self._identity}, {self.size / 1e9:.1f} GB")]
+        if have:
+            diff.append(Diff(f"{have / 1e9:.1f} GB are there; what is missing comes, what is there is kept"))
+        return Change(script=self._script(), diff=tuple(diff), limit=DAYS, uploads=self._uploads())
+
+    def _script(self) -> str:
+        proxy = f"export http_proxy={quote(self.proxy)} https_proxy={quote(self.proxy)}\n" if self.proxy else ""
+        token = ' --token-file "$UPLOADS/token"' if self.token is not None else ""
+        return f"""\
+{proxy}umask 022
+mkdir -p -- {quote(self.path)}
+python3 "$UPLOADS/fetch.pyz" --source {quote(self.source)} --revision {quote(self.revision)} \\
+  --into {quote(self.path)} --identity {quote(self._identity)}{token}"""
+
+    def _uploads(self) -> Mapping[str, Secret | bytes]:
+        fetch: dict[str, Secret | bytes] = {"fetch.pyz": build_zipapp(FETCH, "main:main")}
+        return fetch | ({"token": self.token} if self.token is not None else {})

@@ -1,0 +1,183 @@
+"""python3 fetch.pyz --source hf:OWNER/NAME --revision main --into /srv/models/NAME"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .listing import FetchError, RemoteFile, list_files
+from .transfer import fetch, is_right
+
+SIDE_BY_SIDE = 6
+RESERVE = 1024**3  # bytes of the file system that stay free
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="fetch")
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--revision", default="main")
+    parser.add_argument("--into", required=True, type=Path)
+    parser.add_argument("--token-file", type=Path)
+    parser.add_argument("--identity", required=True, help="written when all is there")
+    options = parser.parse_args()
+    try:
+        token = options.token_file.read_text().strip() if options.token_file else None
+        run(options.source, options.revision, options.into, token, options.identity)
+    except FetchError as error:
+        print(f"fetch: {error}")
+        return 1
+    except (urllib.error.URLError, OSError) as error:
+        print(f"fetch: {options.source}: {getattr(error, 'reason', None) or error}")
+        return 1
+    return 0
+
+
+def run(source: str, revision: str, folder: Path, token: str | None, identity: str) -> None:
+    """Make `folder` hold exactly what the source lists (more may lie in it), then write the marks."""
+    files = list_files(source, revision, token)
+    if not files:
+        raise FetchError(f"{source} lists no file")
+    notes = folder / ".runbooks"
+    notes.mkdir(parents=True, exist_ok=True)
+    meter = Meter(sum(file.size for file in files))
+    verified = _read_verified(notes)
+    missing = [file for file in files if not _is_whole(file, folder, verified, meter)]
+    started = {file: _size(notes / "part" / file.path) for file in missing}
+    meter.add(sum(started.values()))
+    _check_space(folder, sum(file.size - min(file.size, started[file]) for file in missing))
+    meter.begin()
+    _fetch_all(missing, folder, token, meter, verified)
+    meter.end()
+    _write_marks(files, folder, notes, identity)
+
+
+def _fetch_all(
+    files: list[RemoteFile], folder: Path, token: str | None, meter: Meter, verified: dict[str, str]
+) -> None:
+    """Largest first, several side by side; after an error the others are let finish what they are at, no more."""
+    failed = threading.Event()
+    guard = threading.Lock()
+
+    def one(file: RemoteFile) -> None:
+        if failed.is_set():
+            return
+        try:
+            fetch(file, folder, token, meter.add)
+        except BaseException:
+            failed.set()
+            raise
+        with guard:
+            _note_verified(file, folder, verified)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        results = [pool.submit(one, file) for file in sorted(files, key=lambda file: -file.size)]
+    for result in results:
+        result.result()
+
+
+def _is_whole(file: RemoteFile, folder: Path, verified: dict[str, str], meter: Meter) -> bool:
+    """There, of the right size, and verified before as it lies there now, or verified here."""
+    path = folder / file.path
+    if _size(path) != file.size or not path.is_file():
+        return False
+    if verified.get(file.path) != _state(file, path):
+        print(f"fetch {file.path}: is there, checking its digest", flush=True)
+        if not is_right(file, path):
+            print(f"fetch {file.path}: its digest is wrong, it comes again", flush=True)
+            path.unlink()
+            return False
+        _note_verified(file, folder, verified)
+    meter.add(file.size)
+    return True
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    stat = os.statvfs(folder)
+    free = stat.f_bavail * stat.f_frsize
+    if needed and needed + min(RESERVE, needed) > free:
+        text = f"{needed / 1e9:.1f} GB are still to come, {free / 1e9:.1f} GB are free at {folder}"
+        raise FetchError(text)
+
+
+def _state(file: RemoteFile, path: Path) -> str:
+    """What was verified: these bytes on the disk (size and time), against that digest."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} {file.digest[1] if file.digest else '-'}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_verified(notes: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads((notes / "verified.json").read_text())
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def _note_verified(file: RemoteFile, folder: Path, verified: dict[str, str]) -> None:
+    """Kept after every file: a killed download does not read 400 GB again to find out what it had."""
+    verified[file.path] = _state(file, folder / file.path)
+    _write(folder / ".runbooks" / "verified.json", json.dumps(verified).encode())
+
+
+def _write_marks(files: list[RemoteFile], folder: Path, notes: Path, identity: str) -> None:
+    """`files` and `sizes` let a look tell with one stat(1) if all is there: see steps/downloads.py."""
+    ordered = sorted(files, key=lambda file: file.path)
+    _write(notes / "files", b"".join(file.path.encode() + b"\0" for file in ordered))
+    _write(notes / "sizes", b"".join(f"{file.size} {file.path}\n".encode() for file in ordered))
+    _write(notes / "identity", identity.encode() + b"\n")
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+class Meter:
+    """Prints `fetch 12.3/441.0 GB 310 MB/s, 23 min left`, at most every two seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._began = self._shown = time.monotonic()
+        self._start = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        self._began, self._start = time.monotonic(), self._done
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now - self._shown >= 2:
+                self._shown = now
+                self._print(now)
+
+    def end(self) -> None:
+        self._print(time.monotonic())
+
+    def _print(self, now: float) -> None:
+        rate = (self._done - self._start) / max(now - self._began, 1e-3)
+        left = (
+            f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 and self._done < self._total else ""
+        )
+        print(f"fetch {self._done / 1e9:.1f}/{self._total / 1e9:.1f} GB {rate / 1e6:.0f} MB/s{left}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

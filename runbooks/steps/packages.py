@@ -1,0 +1,154 @@
+"""apt: keys, sources, pins, packages, holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from runbooks import paths
+from runbooks.engine.step import Answers, Change, Diff, Question, quote
+from runbooks.inventory.shape import AptRepository
+from runbooks.steps import ask
+from runbooks.steps.files import File, make_parents
+
+LOCK_TIMEOUT = 900  # seconds; unattended-upgrades on a fresh cloud image can hold the lock for minutes
+KEYRINGS = "/etc/apt/keyrings"
+LISTS_STAMP = f"{paths.STATE}/apt-lists"  # its time: when we last fetched the lists
+LISTS_AGE = 12 * 60  # minutes after which a mirror may have dropped what our lists name
+
+APT_GET = (
+    f"apt-get -y -q -o DPkg::Lock::Timeout={LOCK_TIMEOUT} -o Dpkg::Use-Pty=0 -o APT::Color=0 "
+    "-o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
+)
+"""Quiet about configuration files: ours stay, and nothing asks. Waits for the lock instead of failing on it."""
+
+REFRESH = f"""\
+if ! [ -e {LISTS_STAMP} ] || [ -n "$(find /etc/apt -newer {LISTS_STAMP} -print | head -n 1)" ] ||
+   [ -n "$(find {LISTS_STAMP} -mmin +{LISTS_AGE})" ]; then
+  mkdir -p -- {paths.STATE}
+  touch -- {LISTS_STAMP}.new
+  {APT_GET} update
+  mv -f -- {LISTS_STAMP}.new {LISTS_STAMP}
+fi"""
+"""apt-get update, only when a source, key or pin is newer than the lists, or the lists are old."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptKey:
+    """The key that signs a repository, fetched once; its content is checked where the inventory gives its SHA-256."""
+
+    name: str
+    url: str
+    sha256: str | None = None
+    proxy: str | None = None
+
+    @property
+    def id(self) -> str:
+        return f"apt key {self.name}"
+
+    @property
+    def path(self) -> str:
+        """apt tells an ASCII key from a binary one by the file's name alone."""
+        ascii_armoured = self.url.endswith((".asc", ".pub", ".key"))
+        return f"{KEYRINGS}/{self.name}.{'asc' if ascii_armoured else 'gpg'}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (ask.path(self.path, wanted="="),)
+
+    def plan(self, answers: Answers) -> Change | None:
+        state = answers[ask.path(self.path, wanted="=")]
+        present = state.get("type") == "file" and bool(state.get("size"))
+        if present and self.sha256 in (None, state.get("sha256")):
+            return None
+        check = f'echo {quote(self.sha256 + "  ")}"$t" | sha256sum -c --quiet -' if self.sha256 else ":"
+        proxy = f"--proxy {quote(self.proxy)} " if self.proxy else ""
+        script = f"""\
+{make_parents(self.path)}
+t=$(mktemp {KEYRINGS}/.rb-XXXXXXXX)
+trap 'rm -f -- "$t"' EXIT
+curl -fsSL --retry 3 --max-time 60 {proxy}-o "$t" -- {quote(self.url)}
+[ -s "$t" ]
+{check}
+chmod -- 0644 "$t"
+mv -fT -- "$t" {quote(self.path)}"""
+        return Change(script=script, diff=(Diff(f"from {self.url}"),), limit=300)
+
+
+def apt_source(name: str, repository: AptRepository, key: AptKey, *, url: str) -> File:
+    """A deb822 source. `url` is the repository's with {os} and {arch} filled in."""
+    lines = ["Types: deb", f"URIs: {url}", f"Suites: {repository.suite}"]
+    lines += [f"Components: {' '.join(repository.components)}"] if repository.components else []
+    lines += [f"Signed-By: {key.path}"]
+    return File(path=f"/etc/apt/sources.list.d/{name}.sources", content="\n".join(lines) + "\n")
+
+
+def apt_pin(name: str, packages: str, version: str, *, why: str) -> File:
+    """Priority 1001: apt goes to this version even when that is a downgrade, and stays there."""
+    content = f"# {why}\nPackage: {packages}\nPin: version {version}\nPin-Priority: 1001\n"
+    return File(path=f"/etc/apt/preferences.d/{name}", content=content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages:
+    """Debian packages, each `name` (any version) or `name=version`, where the version may end in `*`."""
+
+    names: tuple[str, ...]
+    recommends: bool = False
+    limit: float = 1800.0  # seconds; DKMS compiles the NVIDIA modules in there
+    page: str | None = None
+
+    @property
+    def id(self) -> str:
+        names = [name.partition("=")[0] for name in self.names]
+        more = f" and {len(names) - 4} more" if len(names) > 5 else ""
+        return f"packages {' '.join(names[:4] if more else names)}{more}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return tuple(ask.package(name.partition("=")[0]) for name in self.names)
+
+    def plan(self, answers: Answers) -> Change | None:
+        wanted: list[str] = []
+        diff: list[Diff] = []
+        for spec in self.names:
+            name, _, version = spec.partition("=")
+            state = answers[ask.package(name)]
+            installed = state.get("version") if state.get("status") == "installed" else None
+            if installed is None or (version and not fnmatchcase(str(installed), version)):
+                wanted.append(spec)
+                diff.append(Diff(f"{name} {installed or 'absent'} -> {version or 'installed'}"))
+        if not wanted:
+            return None
+        return Change(
+            script=install(wanted, recommends=self.recommends), diff=tuple(diff), limit=self.limit, page=self.page
+        )
+
+
+def install(specs: Sequence[str], *, recommends: bool = False) -> str:
+    """An interrupted dpkg is finished first (`check` waits for the lock, which dpkg by itself does not)."""
+    how = "--install-recommends" if recommends else "--no-install-recommends"
+    return f"""\
+{APT_GET} check >/dev/null || dpkg --configure -a --force-confdef --force-confold
+{REFRESH}
+{APT_GET} {how} --allow-downgrades --allow-change-held-packages install -- {" ".join(map(quote, specs))}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Packages that no upgrade may touch: held for apt, so for unattended-upgrades too."""
+
+    names: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return f"hold {' '.join(self.names)}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return tuple(map(ask.package, self.names))
+
+    def plan(self, answers: Answers) -> Change | None:
+        loose = [name for name in self.names if not answers[ask.package(name)].get("held")]
+        if not loose:
+            return None
+        diff = tuple(Diff(f"{name} held") for name in loose)
+        return Change(script=f"apt-mark hold -- {' '.join(map(quote, loose))}", diff=diff)
