@@ -6,7 +6,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from runbooks import paths
+from runbooks.engine import jobs
+from runbooks.engine.errors import StepFailed
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Event, Reporter
 from runbooks.engine.secret import Secret
@@ -109,10 +113,8 @@ def test_a_job_outlives_the_controller(local: Connection, tmp_path: Path) -> Non
     assert (result.rc, lines) == (0, ["first", "last"])
 
 
-def test_a_killed_supervisor_is_noticed(local: Connection) -> None:
-    import pytest
-
-    from runbooks.engine.errors import StepFailed
+def test_a_killed_supervisor_is_noticed(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "IDLE_LIMIT", 0.5)
 
     def kill(line: str) -> None:
         if line.startswith("here"):

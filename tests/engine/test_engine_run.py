@@ -1,0 +1,181 @@
+"""The runner: facts, one look, a job a stage, and a second look that has the last word. Real scripts, a local sh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runbooks import paths
+from runbooks.engine import lock
+from runbooks.engine.errors import CheckFailed, StepFailed
+from runbooks.engine.facts import Facts
+from runbooks.engine.report import Event, Reporter
+from runbooks.engine.run import HostResult, Options, converge
+from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote, shell
+from runbooks.engine.transport import Connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A file with one line of text; `script` replaces the command that would write it."""
+
+    path: str
+    text: str
+    script: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"text {Path(self.path).name}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (shell(f"cat {quote(self.path)} 2>/dev/null || :"),)
+
+    def plan(self, answers: Answers) -> Change | None:
+        actual = answers[self.questions()[0]]["out"]
+        if actual == self.text:
+            return None
+        script = self.script or f"printf '%s\\n' {quote(self.text)} >{quote(self.path)}"
+        return Change(script=script, diff=(Diff(f"{actual!r} -> {self.text!r}"),), limit=20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exists:
+    path: str
+
+    @property
+    def id(self) -> str:
+        return f"exists {Path(self.path).name}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (shell(f"test -e {quote(self.path)}"),)
+
+    def plan(self, answers: Answers) -> Verdict:
+        return Verdict(ok=answers[self.questions()[0]]["rc"] == 0, line="is not there")
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+def _run(local: Connection, *stages: Stage, recorder: Recorder | None = None, **options: object) -> HostResult:
+    def build(_facts: Facts) -> Sequence[Stage]:
+        return stages
+
+    return converge(
+        local, build, options=Options(**options), report=Reporter(recorder or Recorder())  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_sixty_converged_steps_cost_one_exec_and_two_exchanges_and_no_lock(local: Connection, tmp_path: Path) -> None:
+    steps = tuple(Text(path=f"{tmp_path}/{n}", text=f"line {n}") for n in range(60))
+    for step in steps:
+        Path(step.path).write_text(step.text + "\n")
+    result = _run(local, Stage("one", steps[:30]), Stage("two", steps[30:]))
+    assert (result.unchanged, result.changed, result.failed) == (60, 0, [])
+    assert (local.execs, local.exchanges) == (1, 2)
+    assert not Path(paths.LOCK).exists()
+    assert not Path(paths.JOBS).exists()
+
+
+def test_changes_are_applied_verified_audited_and_unlocked(local: Connection, tmp_path: Path) -> None:
+    stages = (
+        Stage("first", (Text(path=f"{tmp_path}/a", text="A"), Text(path=f"{tmp_path}/b", text="B"))),
+        Stage("second", (Exists(path=f"{tmp_path}/b"), Text(path=f"{tmp_path}/c", text="C"))),
+    )
+    result = _run(local, *stages)
+    assert (result.changed, result.unchanged, result.failed) == (3, 1, [])
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["A\n", "B\n", "C\n"]
+    audit = [json.loads(line) for line in Path(paths.AUDIT).read_text().splitlines()]
+    assert [(entry["step"], entry["changes"]) for entry in audit] == [
+        ("text a", ["'' -> 'A'"]),
+        ("text b", ["'' -> 'B'"]),
+        ("text c", ["'' -> 'C'"]),
+    ]
+    assert not Path(paths.LOCK).exists()
+    assert _run(local, *stages).changed == 0
+
+
+def test_a_step_that_does_not_take_is_a_failure_and_later_stages_do_not_run(local: Connection, tmp_path: Path) -> None:
+    stages = (
+        Stage("liar", (Text(path=f"{tmp_path}/a", text="A", script="echo pretended"),)),
+        Stage("later", (Text(path=f"{tmp_path}/b", text="B"),)),
+    )
+    result = _run(local, *stages)
+    assert "second look still wants a change" in str(result.failed[0])
+    assert not (tmp_path / "b").exists()
+    assert not Path(paths.LOCK).exists()
+
+
+def test_a_failing_step_names_itself_its_exit_code_and_its_last_lines(local: Connection, tmp_path: Path) -> None:
+    broken = Text(path=f"{tmp_path}/b", text="B", script="echo 'E: no such package'\nfalse\necho unreached")
+    stage = Stage("stage", (Text(path=f"{tmp_path}/a", text="A"), broken, Text(path=f"{tmp_path}/c", text="C")))
+    (error,) = _run(local, stage).failed
+    assert isinstance(error, StepFailed)
+    assert (error.step, error.message, error.details[0]) == ("text b", "failed with exit code 1", "E: no such package")
+    assert "unreached" not in str(error)
+    assert (tmp_path / "a").exists()
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_optional_stage_that_fails_is_a_warning(local: Connection, tmp_path: Path) -> None:
+    bad = Stage("bad", (Text(path=f"{tmp_path}/a", text="A", script="exit 9"),), optional=True)
+    result = _run(local, bad, Stage("good", (Text(path=f"{tmp_path}/b", text="B"),)))
+    assert (result.failed, len(result.warnings), result.changed) == ([], 1, 1)
+
+
+def test_a_guard_above_the_changes_stops_them_and_a_check_below_judges_them(local: Connection, tmp_path: Path) -> None:
+    change, check = Text(path=f"{tmp_path}/a", text="A"), Exists(path=f"{tmp_path}/a")
+    (error,) = _run(local, Stage("guarded", (check, change))).failed
+    assert isinstance(error, CheckFailed)
+    assert not (tmp_path / "a").exists()
+    assert _run(local, Stage("judged", (change, check))).failed == []
+
+
+def test_check_mode_changes_nothing_and_does_not_guess(local: Connection, tmp_path: Path) -> None:
+    stages = (
+        Stage("first", (Text(path=f"{tmp_path}/a", text="A"),)),
+        Stage("second", (Exists(path=f"{tmp_path}/a"), Text(path=f"{tmp_path}/b", text="B"))),
+    )
+    recorder = Recorder()
+    result = _run(local, *stages, recorder=recorder, check=True)
+    assert (result.would_change, result.changed, result.undecided) == (2, 0, ["exists a"])
+    assert any("decided after stage 'first'" in event.text for event in recorder.events)
+    assert not any((tmp_path / name).exists() for name in "ab")
+    assert (local.execs, local.exchanges) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("tags", "skip", "ran"),
+    [({"x"}, set(), "ac"), (set(), {"x"}, "bc"), ({"second"}, set(), "bc"), (set(), set(), "abc")],
+)
+def test_tags_select_stages(local: Connection, tmp_path: Path, tags: set[str], skip: set[str], ran: str) -> None:
+    def stage(name: str, file: str, *tags: str) -> Stage:
+        return Stage(name, (Text(path=f"{tmp_path}/{file}", text=file),), frozenset(tags))
+
+    _run(
+        local, stage("first", "a", "x"), stage("second", "b", "y"), stage("third", "c", Stage.ALWAYS),
+        tags=frozenset(tags), skip_tags=frozenset(skip),
+    )  # fmt: skip
+    assert "".join(name for name in "abc" if (tmp_path / name).exists()) == ran
+
+
+def test_a_second_run_names_the_first_and_leaves(local: Connection, tmp_path: Path) -> None:
+    lock.take(local, "another-run", "deploy final")
+    stage = Stage("stage", (Text(path=f"{tmp_path}/a", text="A"),))
+    (error,) = _run(local, stage).failed
+    assert isinstance(error, lock.Busy)
+    assert "deploy final" in str(error)
+    assert "invoke unlock --hosts local" in str(error)
+    assert not (tmp_path / "a").exists()
+    lock.release(local, "another-run")
+    assert _run(local, stage).changed == 1
