@@ -1,0 +1,58 @@
+"""Starts SGLang inside a release: the words of argv.json, and the API key without showing it.
+
+SGLang takes its key only as an argument, and logs its arguments. So the key comes from systemd's credentials, is added
+to sys.argv inside the process, and every log record is cleaned of it. Worker processes are spawned, which imports this
+file again in each of them: the cleaning is in place there too, before SGLang logs anything.
+
+Runs with the runtime's own Python; standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+MASK = "***"
+
+
+def read_key() -> str:
+    """The key, or "" where the release has none."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder, "api-key") if folder else None
+    return path.read_text().strip() if path and path.exists() else ""
+
+
+def hide(key: str) -> None:
+    """Clean the text of every log record of this process, whatever logger and handler it takes."""
+    make = logging.getLogRecordFactory()
+
+    def cleaned(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        try:
+            text = record.getMessage()
+        except Exception:
+            return record  # a broken format string: logging itself reports it, with the arguments that it was given
+        if key in text:
+            record.msg, record.args = text.replace(key, MASK), None
+        return record
+
+    logging.setLogRecordFactory(cleaned)
+
+
+def main(key: str) -> None:
+    words = json.loads((Path(__file__).parent / "argv.json").read_text())
+    sys.argv = ["launch_server.py", *words, *([f"--api-key={key}"] if key else [])]
+    # Not as sys.modules["__main__"]: that must stay this file, for the workers to import it.
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)
+
+
+_key = read_key()
+if _key:
+    hide(_key)
+if __name__ == "__main__":
+    main(_key)

@@ -1,0 +1,196 @@
+"""One look at a host before a deploy: releases, what serves, and what would stop a new server from starting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runbooks import paths
+from runbooks.deploy.releases import Release, parse
+from runbooks.deploy.unit import Plan
+from runbooks.engine.errors import CheckFailed
+from runbooks.engine.secret import Secret
+from runbooks.engine.step import quote
+from runbooks.engine.transport import Connection
+
+SHOWN = "ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,ExecMainCode,ExecMainStatus,Environment"
+MARK = "-- rb: "
+
+# Each part says its name first; each is bounded, since nvidia-smi can hang for ever on a lost GPU.
+_LOOK = """\
+echo '{mark}current'; readlink {current}
+echo '{mark}releases'
+for f in {releases}/[0-9]*/release.json; do [ -e "$f" ] && tr -d '\\n' <"$f" && echo; done
+echo '{mark}unit'; systemctl show -p {shown} {unit}
+echo '{mark}runtime'; [ -x {runtime}/venv/bin/python ] && echo yes
+echo '{mark}model'; ls -- {model} 2>/dev/null | grep -c -e '^config.json$' -e '^model.*safetensors'
+echo '{mark}user'; id -u {user} 2>/dev/null
+echo '{mark}unreadable'
+id -u {user} >/dev/null 2>&1 && timeout 20 runuser -u {user} -- find {model}/ -maxdepth 1 ! -readable 2>&1 | head -n 5
+echo '{mark}port'
+for p in $(ss -Hltnp 'sport = :{port}' 2>/dev/null | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u); do
+  grep -q '/{unit}$' /proc/$p/cgroup || echo "$p $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-120)"
+done
+echo '{mark}gpus'; timeout -k 1 20 nvidia-smi --query-gpu=index --format=csv,noheader 2>&1; echo "rc=$?"
+echo '{mark}held'
+timeout -k 1 20 nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits 2>/dev/null |
+while IFS=', ' read -r p mib; do
+  [ -e "/proc/$p/cgroup" ] && ! grep -q '/{unit}$' "/proc/$p/cgroup" &&
+    echo "$p ($mib MiB) $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-100)"
+done
+echo '{mark}key'; [ -e {current}/api-key ] && cmp -s - {current}/api-key && echo same
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the look found. `port_taken` and `gpu_held` name processes that are not our server's."""
+
+    current: int | None
+    releases: tuple[Release, ...]
+    unit: Mapping[str, str]
+    runtime: bool
+    model_files: int
+    user: bool
+    unreadable: tuple[str, ...]
+    port_taken: tuple[str, ...]
+    gpus: int | None
+    gpu_lines: tuple[str, ...]
+    gpu_held: tuple[str, ...]
+    key_same: bool
+    running: str | None = field(default=None)
+
+    @property
+    def active(self) -> bool:
+        return self.unit.get("ActiveState") in ("active", "activating", "reloading")
+
+    @property
+    def serves(self) -> bool:
+        return self.unit.get("ActiveState") == "active"
+
+    def release(self, number: int | None) -> Release | None:
+        return next((release for release in self.releases if release.number == number), None)
+
+    @property
+    def next_number(self) -> int:
+        return max([0, *(release.number for release in self.releases)]) + 1
+
+    def previous_good(self) -> Release | None:
+        """What to go back to: the release that serves if it was promoted, else the newest that was."""
+        current = self.release(self.current)
+        if current is not None and current.verdict == "promoted":
+            return current
+        good = [release for release in self.releases if release.verdict == "promoted"]
+        return max(good, key=lambda release: release.number, default=None)
+
+
+def look(conn: Connection, plan: Plan, key: Secret | None) -> Host:
+    """Ask everything in one exchange."""
+    script = _LOOK.format(
+        mark=MARK,
+        current=paths.CURRENT,
+        releases=paths.RELEASES,
+        shown=SHOWN,
+        unit=paths.UNIT_NAME,
+        runtime=quote(plan.runtime),
+        model=quote(plan.model.path),
+        user=quote(plan.user),
+        port=plan.port,
+    )
+    return read(conn.ask(script, stdin=f"{key.reveal()}\n".encode() if key else b"", deadline=90).out)
+
+
+def read(text: str) -> Host:
+    """Pure: the answer of the look, as values."""
+    parts: dict[str, list[str]] = {}
+    for part in text.split(MARK)[1:]:
+        name, *lines = part.strip("\n").split("\n")
+        parts[name] = [line for line in lines if line.strip()]
+    unit = dict(line.partition("=")[::2] for line in parts.get("unit", []))
+    gpus = parts.get("gpus", [])
+    stamp = re.search(r"RUNBOOKS_RELEASE=(\S+)", unit.get("Environment", ""))
+    current = (parts.get("current") or [""])[0].rpartition("/")[2]
+    return Host(
+        current=int(current) if current.isdigit() else None,
+        releases=tuple(release for line in parts.get("releases", []) if (release := parse(line))),
+        unit=unit,
+        runtime="yes" in parts.get("runtime", []),
+        model_files=int((parts.get("model") or ["0"])[0]),
+        user=bool(parts.get("user")),
+        unreadable=tuple(parts.get("unreadable", [])),
+        port_taken=tuple(parts.get("port", [])),
+        gpus=len(gpus) - 1 if gpus and gpus[-1] == "rc=0" else None,
+        gpu_lines=tuple(gpus),
+        gpu_held=tuple(parts.get("held", [])),
+        key_same="same" in parts.get("key", []),
+        running=stamp[1] if stamp else None,
+    )
+
+
+def check(host: Host, plan: Plan, name: str) -> None:
+    """Raise CheckFailed for the first thing that would stop the new server; nothing has been touched."""
+    again = f"invoke provision --hosts {name}"
+    if not host.runtime:
+        raise CheckFailed(
+            f"the runtime of profile {plan.launch.profile} is not built here: {plan.runtime}",
+            host=name,
+            step="deploy",
+            next=f"{again} --tags runtime",
+        )
+    if host.model_files < 2:
+        raise CheckFailed(
+            f"the model is not there: {plan.model.path} holds no config.json with weights",
+            host=name,
+            step="deploy",
+            next=f"{again} --tags model",
+        )
+    if host.unreadable:
+        raise CheckFailed(
+            f"the user {plan.user} cannot read the model: SGLang would say 'No such file or directory' and die",
+            host=name,
+            step="deploy",
+            details=host.unreadable,
+            next=f"ssh to {name}: chmod -R a+rX {plan.model.path}",
+        )
+    if host.port_taken:
+        raise CheckFailed(
+            f"port {plan.port} is taken by another process",
+            host=name,
+            step="deploy",
+            details=[f"pid {line}" for line in host.port_taken],
+            next="stop that process, or change server.port in the inventory",
+            page="server-down",
+        )
+    if plan.launch.args.get("device", "cuda") == "cuda":
+        _check_gpus(host, plan, name)
+
+
+def _check_gpus(host: Host, plan: Plan, name: str) -> None:
+    if host.gpus is None:
+        hung = host.gpu_lines[-1:] in (("rc=124",), ("rc=137",))
+        raise CheckFailed(
+            "nvidia-smi does not answer: it hung for 20 s" if hung else "nvidia-smi failed",
+            host=name,
+            step="deploy",
+            details=host.gpu_lines[:3],
+            next=f"invoke doctor --hosts {name}",
+            page="gpu-lost",
+        )
+    if host.gpus != plan.gpus:
+        raise CheckFailed(
+            f"{host.gpus} GPUs answer, and the inventory says {plan.gpus}",
+            host=name,
+            step="deploy",
+            next=f"invoke doctor --hosts {name}",
+            page="gpu-lost",
+        )
+    if host.gpu_held:
+        raise CheckFailed(
+            "GPU memory is held by a process that is not the server",
+            host=name,
+            step="deploy",
+            details=[f"pid {line}" for line in host.gpu_held],
+            next="end that process first: its memory would be missing for the KV cache",
+            page="gpu-lost",
+        )

@@ -1,0 +1,134 @@
+"""Releases on a host: numbered folders, each a whole definition of a running server, and the one that serves.
+
+    /opt/runbooks/releases/7/{release.json, sglang.service, sglang-devices.service, env, argv.json, launch.py, api-key}
+    /opt/runbooks/current -> releases/7
+    /etc/systemd/system/sglang.service -> /opt/runbooks/current/sglang.service
+
+A folder is written under another name and renamed when whole; renaming one symlink then switches everything at once. So
+whatever is killed at whatever moment, either the old or the new release is there, complete. A folder never changes
+afterwards, but for release.json, which is replaced by a rename and says what became of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from runbooks import paths
+from runbooks.deploy.unit import DEVICES_UNIT
+from runbooks.engine.errors import RunbookError
+from runbooks.engine.secret import Secret
+from runbooks.engine.step import quote
+from runbooks.engine.transport import Connection
+
+Verdict = Literal["promoted", "failed"]
+
+PRIVATE = ("env", "api-key")
+SYSTEM = "/etc/systemd/system"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """What release.json holds. `created` and `judged` are ISO times; `ready_seconds` is how long it took to answer."""
+
+    number: int
+    profile: str
+    content: str
+    sglang: str
+    runtime: str
+    model_path: str
+    served_name: str
+    created: str
+    by: str
+    verdict: Verdict | None = None
+    judged: str | None = None
+    reason: str | None = None
+    ready_seconds: float | None = None
+
+    @property
+    def folder(self) -> str:
+        return f"{paths.RELEASES}/{self.number}"
+
+    @property
+    def stamp(self) -> str:
+        return f"{self.number}:{self.content}"
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def parse(text: str) -> Release | None:
+    """A release.json, or None where it is none: a folder that somebody made by hand is not ours to judge."""
+    try:
+        data: dict[str, Any] = json.loads(text)
+        return Release(**{key: value for key, value in data.items() if key in Release.__dataclass_fields__})
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def install(conn: Connection, release: Release, files: Mapping[str, str], key: Secret | None) -> None:
+    """Write the folder, whole or not at all; one exchange. The key travels on stdin, as the rest does."""
+    staged, folder = f"{paths.RELEASES}/.new-{release.number}", release.folder
+    answer = conn.ask(
+        f"rm -rf -- {staged} && install -d -m 0755 -- {paths.ROOT} {paths.RELEASES} {staged} && "
+        f"tar -xpf - -C {staged} && "
+        f"[ ! -e {folder} ] && sync -f {staged} && mv -T -- {staged} {folder} && sync -f {paths.RELEASES}",
+        stdin=_tar({"release.json": release.dump(), **files}, key),
+        deadline=60,
+    )
+    if answer.rc != 0:
+        raise RunbookError(
+            f"release {release.number} could not be written",
+            host=conn.name,
+            step="deploy",
+            details=answer.err.strip().splitlines()[-3:] or [f"{folder} is already there: another deploy is running?"],
+            next=f"df -h {paths.ROOT}; ls {paths.RELEASES}",
+        )
+
+
+def switch(conn: Connection, release: Release) -> None:
+    """Make this the release that serves from the next start on: one rename, then the links that point through it."""
+    link = f"{paths.CURRENT}.new"
+    script = [
+        f"ln -sfn -- {quote(release.folder)} {link} && mv -T -- {link} {paths.CURRENT} || exit 1",
+        *(_link(unit, f"{paths.CURRENT}/{unit}") for unit in (DEVICES_UNIT, paths.UNIT_NAME)),
+        _link(f"multi-user.target.wants/{paths.UNIT_NAME}", f"../{paths.UNIT_NAME}"),
+        f"sync -f {paths.ROOT}; systemctl daemon-reload",
+    ]
+    answer = conn.ask("\n".join(script), deadline=60)
+    if answer.rc != 0:
+        raise RunbookError(
+            f"could not switch to release {release.number}",
+            host=conn.name,
+            step="deploy",
+            details=answer.err.strip().splitlines()[-3:],
+        )
+
+
+def judge(conn: Connection, release: Release, verdict: Verdict, **facts: Any) -> Release:
+    """Write down what became of a release."""
+    judged = replace(release, verdict=verdict, **facts)
+    conn.put(judged.dump().encode(), f"{release.folder}/release.json", mode=0o644)
+    return judged
+
+
+def _link(name: str, target: str) -> str:
+    """A link that is right already is left alone; a wrong one, or a file in its place, is replaced by a rename."""
+    path = f"{SYSTEM}/{name}"
+    replace = f"mkdir -p $(dirname {path}) && ln -sfn -- {target} {path}.rb-new && mv -T -- {path}.rb-new {path}"
+    return f'[ "$(readlink {path})" = {target} ] || {{ {replace}; }} || exit 1'
+
+
+def _tar(files: Mapping[str, str], key: Secret | None) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, text in [*files.items(), *([("api-key", key.reveal() + "\n")] if key else [])]:
+            entry = tarfile.TarInfo(name)
+            entry.mode = 0o600 if name in PRIVATE else 0o644
+            entry.size = len(data := text.encode())
+            archive.addfile(entry, io.BytesIO(data))
+    return whole.getvalue()
