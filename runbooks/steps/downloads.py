@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from runbooks.engine.artefact import build_zipapp
@@ -25,7 +25,7 @@ class Download:
     path: str
     size: float
     revision: str = "main"
-    token: Secret | None = None
+    token: Callable[[], Secret] | None = None  # read when something must come, not before
     proxy: str | None = None
 
     @property
@@ -78,4 +78,4 @@ python3 "$UPLOADS/fetch.pyz" --source {quote(self.source)} --revision {quote(sel
 
     def _uploads(self) -> Mapping[str, Secret | bytes]:
         fetch: dict[str, Secret | bytes] = {"fetch.pyz": build_zipapp(FETCH, "main:main")}
-        return fetch | ({"token": self.token} if self.token is not None else {})
+        return fetch | ({"token": self.token()} if self.token is not None else {})

@@ -1,0 +1,95 @@
+"""A system that the later stages can build on: known, quiet, and with the tools that they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runbooks import paths
+from runbooks.engine.facts import Facts
+from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Step, shell
+from runbooks.inventory.shape import Inventory
+from runbooks.steps.checks import DiskFree, OperatingSystem
+from runbooks.steps.files import Directory, File
+from runbooks.steps.kernel import Sysctl
+from runbooks.steps.packages import Packages
+from runbooks.steps.services import User
+
+TOOLS = (
+    "ca-certificates", "curl", "kmod", "pciutils", "procps", "python3", "python3-dev", "python3-venv",
+    "build-essential", "numactl", "libnuma1",
+)  # fmt: skip
+
+NO_UPGRADE = ("nvidia", "libnvidia", "cuda", "linux-modules-nvidia")
+
+
+def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
+    """Known system, cloud-init done, unattended upgrades away from the driver, proxy, tools, the service's account."""
+    system: list[Step] = [
+        OperatingSystem(facts=facts),
+        DiskFree(path="/", needed=2e9, what="packages"),
+        CloudInitDone(),
+    ]
+    apt: list[Step] = [_upgrades_leave_the_driver_alone(), *_proxy(inventory.proxy), Packages(names=TOOLS)]
+    settings: list[Step] = [
+        User(name=inventory.server.user, home=paths.STATE),
+        Directory(path=paths.ROOT),
+        Directory(path=paths.STATE),
+        Directory(path=paths.WHEELS),
+        *_kernel_settings(facts),
+    ]
+    tags = frozenset({"base"})
+    return [Stage("system", tuple(system), tags), Stage("base", (*apt, *settings), tags)]
+
+
+def _upgrades_leave_the_driver_alone() -> File:
+    """A driver library replaced under a loaded module is 'Driver/library version mismatch', and the server is gone."""
+    names = "".join(f'  "^{name}";\n' for name in NO_UPGRADE)
+    return File(
+        path="/etc/apt/apt.conf.d/52runbooks",
+        content=(
+            "// runbooks: the driver changes by `invoke provision` only, never under a running server.\n"
+            f"Unattended-Upgrade::Package-Blacklist {{\n{names}}};\n"
+            'Unattended-Upgrade::Automatic-Reboot "false";\n'
+        ),
+    )
+
+
+def _proxy(proxy: str | None) -> list[Step]:
+    if proxy is None:
+        return []
+    content = f'Acquire::http::Proxy "{proxy}";\nAcquire::https::Proxy "{proxy}";\n'
+    return [File(path="/etc/apt/apt.conf.d/51runbooks-proxy", content=content)]
+
+
+def _kernel_settings(facts: Facts) -> list[Step]:
+    """A container has its machine's settings, and may not change them."""
+    if facts.is_container:
+        return []
+    return [
+        Sysctl(
+            name="runbooks",
+            values={"kernel.numa_balancing": "0", "vm.swappiness": "1"},
+            why="Pages of a running server are neither moved between NUMA nodes nor swapped out behind its back.",
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudInitDone:
+    """cloud-init came to its end: before that it installs, reboots and rewrites apt's sources under our feet."""
+
+    id: str = "cloud-init"
+
+    @property
+    def _question(self) -> Question:
+        return shell("! command -v cloud-init >/dev/null || cloud-init status 2>/dev/null | head -n 1")
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        """'error' and 'degraded' are ends as well; what they broke shows itself in the steps that need it."""
+        if "running" not in str(answers[self._question].get("out") or ""):
+            return None
+        script = "cloud-init status --wait || true"
+        return Change(script=script, diff=(Diff("running; wait for its end"),), limit=1200)

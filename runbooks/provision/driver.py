@@ -1,0 +1,85 @@
+"""The GPU driver."""
+
+from __future__ import annotations
+
+import re
+
+from runbooks.engine.facts import Facts
+from runbooks.engine.step import Stage, Step
+from runbooks.inventory.shape import AptRepository, Inventory
+from runbooks.steps.checks import DriverLoaded, Gpus, OpenModules
+from runbooks.steps.kernel import Initramfs, blacklist, modprobe
+from runbooks.steps.packages import AptKey, Hold, Packages, apt_pin, apt_source
+from runbooks.steps.services import Unit
+
+PINNED = "*nvidia* libcuda1 libcudadebugger1 libnv*"
+
+
+def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
+    """The open kernel modules from NVIDIA's repository, pinned and held; nouveau and nova kept off; a reboot only when
+    the module that is loaded is not the one that is installed; then every card is looked at.
+    """
+    driver, tags = inventory.driver, frozenset({"driver"})
+    key, source = repository(facts, driver.repository, proxy=inventory.proxy)
+    pin = apt_pin("nvidia", PINNED, f"{driver.version}*", why="One driver version for modules and libraries.")
+    rivals = blacklist("nouveau", "nova_core", "nova_drm", why="They bind the cards first, and nvidia finds none.")
+    options = [
+        modprobe(name, (line,), why="Option of the nvidia modules.") for name, line in driver.module_options.items()
+    ]
+    held = Hold(names=driver.packages)
+    loaded: list[Step] = [DriverLoaded(version=driver.version)]
+    if not facts.is_container:  # a container has no modules of its own to look at
+        loaded.append(OpenModules())
+    return [
+        Stage("driver sources", (key, source, pin, rivals, *options), tags),
+        Stage(
+            "driver packages",
+            (*_kernel_side(facts, [rivals.path, *(o.path for o in options)]), _packages(inventory), held),
+            tags,
+        ),
+        Stage(
+            "driver loaded",
+            (
+                *loaded,
+                Unit(name="nvidia-persistenced.service", enabled=True, active=True),
+                Gpus(wanted=inventory.gpus, driver=driver.version),
+            ),
+            tags,
+        ),
+    ]
+
+
+def cuda_stages(inventory: Inventory) -> list[Stage]:
+    """The toolkit beside the driver: kernels are compiled on the host, and need a ptxas that knows sm_120."""
+    packages = Packages(names=(inventory.cuda.package,), page="driver-mismatch")
+    return [Stage("cuda", (packages,), frozenset({"cuda"}))]
+
+
+def repository(facts: Facts, repository: AptRepository, *, proxy: str | None) -> tuple[AptKey, Step]:
+    """NVIDIA names its repositories debian12 and ubuntu2404."""
+    places = {"os": f"{facts.os_id}{facts.os_version.replace('.', '')}", "arch": facts.arch}
+    key = AptKey(name="nvidia", url=repository.key_url.format(**places), sha256=repository.key_sha256, proxy=proxy)
+    return key, apt_source("nvidia", repository, key, url=repository.url.format(**places))
+
+
+def _packages(inventory: Inventory) -> Packages:
+    version = f"{inventory.driver.version}*"
+    return Packages(
+        names=tuple(f"{name}={version}" for name in inventory.driver.packages), limit=3600, page="driver-mismatch"
+    )
+
+
+def _kernel_side(facts: Facts, modprobe_files: list[str]) -> list[Step]:
+    """Headers first: without them DKMS builds nothing, and apt calls that a success."""
+    if facts.is_container:
+        return []
+    return [Packages(names=headers(facts)), Initramfs(kernel=facts.kernel, files=tuple(modprobe_files))]
+
+
+def headers(facts: Facts) -> tuple[str, ...]:
+    """Headers of the running kernel, and the metapackage that brings those of every later one.
+
+    6.1.0-28-cloud-amd64 -> linux-headers-cloud-amd64; 6.8.0-63-generic -> linux-headers-generic
+    """
+    flavour = re.sub(r"^[0-9][0-9.+~]*-(?:[0-9]+-)?", "", facts.kernel)
+    return (f"linux-headers-{facts.kernel}", f"linux-headers-{flavour}")

@@ -1,0 +1,147 @@
+"""flash-attn, compiled on the host into a wheel. SGLang serves GLM-5 without it, so its failure is a warning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+from runbooks import paths
+from runbooks.engine.facts import Facts
+from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote
+from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
+from runbooks.steps import ask
+from runbooks.steps.build import BuiltOnce, is_there
+from runbooks.steps.python import make_venv, pip
+
+GB_A_COMPILER = 5.0  # of memory for each nvcc thread: the rule of flash-attention's own setup.py
+NVCC_THREADS = 2
+
+
+def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
+    if not inventory.flash_attn.enabled:
+        return []
+    step = Wheel(facts=facts, inventory=inventory, runtime=runtime)
+    return [Stage("flash-attn", (step,), frozenset({"flash-attn"}), optional=not inventory.flash_attn.required)]
+
+
+def max_jobs(cores: int, memory_bytes: int) -> int:
+    """Compilers side by side: half the cores, as long as each has 5 GB for each of its threads.
+
+    More than that swaps, or is killed (flash-attention #1683); the whole machine's memory counts, because no server
+    runs on a host that is still being built.
+    """
+    return max(1, min(cores // 2, int(memory_bytes / (GB_A_COMPILER * 1e9 * NVCC_THREADS))))
+
+
+def wheel_folder(facts: Facts, inventory: Inventory, runtime: Runtime) -> str:
+    """Named by everything that decides the wheel's bytes: another torch, Python or CUDA is another folder.
+
+    The C++ ABI is torch's, so torch's version stands for it; the system stands for glibc.
+    """
+    flash = inventory.flash_attn
+    key = (
+        flash.version, flash.archs, sorted(torch_pins(runtime)), inventory.cuda.package, facts.python, runtime.python,
+        facts.arch, facts.os_id, facts.os_version,
+    )  # fmt: skip
+    return f"{paths.WHEELS}/flash-attn-{flash.version}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
+
+
+def torch_pins(runtime: Runtime) -> list[str]:
+    return [package for package in runtime.packages if re.match(r"torch(\[.*\])?==", package)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """The wheel in its cache. A build that failed is remembered: it takes from minutes to hours, and fails again."""
+
+    facts: Facts
+    inventory: Inventory
+    runtime: Runtime
+
+    @property
+    def id(self) -> str:
+        return f"flash-attn {self.inventory.flash_attn.version} wheel"
+
+    @property
+    def folder(self) -> str:
+        return wheel_folder(self.facts, self.inventory, self.runtime)
+
+    @property
+    def failure(self) -> Question:
+        return ask.path(f"{self.folder}/failed", wanted="*")
+
+    @property
+    def mark(self) -> Question:
+        """There once the wheel is whole."""
+        return self._build().mark
+
+    def questions(self) -> tuple[Question, ...]:
+        return (*self._build().questions(), self.failure)
+
+    def plan(self, answers: Answers) -> Change | Verdict | None:
+        flash = self.inventory.flash_attn
+        failure = answers[self.failure]
+        if is_there(failure) and not is_there(answers[self.mark]) and not flash.required:
+            log = str(failure.get("text") or "").splitlines()
+            return Verdict(
+                ok=False,
+                line=f"flash-attn {flash.version} did not build on this host before: {cause(log)}",
+                details=tuple(log[-5:]),
+                next=f"to try again: rm -r {self.folder}, then invoke provision --tags flash-attn,runtime",
+                page="flash-attn-build",
+            )
+        return self._build().plan(answers)
+
+    def _build(self) -> BuiltOnce:
+        jobs = self.inventory.flash_attn.max_jobs or max_jobs(self.facts.cores, self.facts.memory_bytes)
+        return BuiltOnce(
+            name=self.id,
+            folder=self.folder,
+            recipe=self._recipe(jobs),
+            shown=(f"for sm_{self.inventory.flash_attn.archs}, {jobs} compilers side by side",),
+            limit=4 * 3600,
+            page="flash-attn-build",
+        )
+
+    def _recipe(self, jobs: int) -> str:
+        """In an environment of its own with the runtime's torch: the runtime itself is never changed for a build.
+
+        No build isolation, so the build sees that torch; `-v`, so that ninja's `[37/73]` reaches the log.
+        """
+        flash, cuda = self.inventory.flash_attn, self.inventory.cuda.home
+        index = flash.index if flash.index != PythonIndex() else self.runtime.index
+        proxy = self.inventory.proxy
+        venv = '"$FOLDER/build"'
+        needs = [*torch_pins(self.runtime), *flash.build_needs]
+        wheel = ["--no-build-isolation", "--no-deps", "-v", "--wheel-dir"]
+        return f"""\
+trap 'tail -n 60 -- "$JOB/log" >"$FOLDER/failed"' EXIT
+{make_venv(venv, self.runtime.python)}
+{pip(venv, "install", needs, index, proxy=proxy)}
+export PATH={quote(cuda + "/bin")}:"$FOLDER/build/bin":"$PATH" CUDA_HOME={quote(cuda)}
+export FLASH_ATTN_CUDA_ARCHS={quote(flash.archs)} FLASH_ATTENTION_FORCE_BUILD=TRUE
+export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
+{pip(venv, "wheel", wheel, index, proxy=proxy)} "$FOLDER" {quote(f"flash-attn=={flash.version}")}
+rm -rf -- {venv}
+trap - EXIT"""
+
+
+_CAUSES = (
+    (r"No module named '?torch'?", "torch was not there when it was built (build isolation?)"),
+    (r"nvcc.*(Segmentation fault|signal 11)|Segmentation fault.*nvcc", "nvcc crashed; another CUDA version, or fewer jobs"),
+    (r"[Kk]illed|signal 9|out of memory|Cannot allocate memory", "out of memory; set flash_attn.max_jobs lower"),
+    (r"No space left on device", "the disk is full"),
+    (r"nvcc.*(not found|No such file)|CUDA_HOME environment variable is not set", "no nvcc: no CUDA toolkit"),
+    (r"Unsupported gpu architecture|not defined for option 'gpu-name'", "this CUDA does not know the card; sm_120 needs 12.8"),
+    (r"ninja.*(not found|No module)|No module named '?ninja'?", "ninja is missing; it belongs in build_needs"),
+    (r"No matching distribution found|Could not find a version", "no such version at the index of the inventory"),
+    (r"[Cc]onnection|timed out|Temporary failure in name resolution", "the index could not be reached"),
+)  # fmt: skip
+
+
+def cause(log: list[str]) -> str:
+    """What the end of a failed build says, in a few words."""
+    text = "\n".join(log)
+    return next((what for pattern, what in _CAUSES if re.search(pattern, text)), "see its last lines")
