@@ -2,8 +2,8 @@
 
 A prompt is a fixed multiset of common words in a random order. Byte-level BPE splits at spaces before it merges, so
 the order does not change the count: the multiset is fitted once against the served tokenizer (usage.prompt_tokens),
-and each order of it is a prompt of that length. The random order is also the nonce, and it comes first: no two prompts share
-more than the template and a word or two, so a prefix cache has nothing to give. `prompt_tokens` of every answer
+and each order of it is a prompt of that length. The random order is also the nonce, and it comes first: no two prompts
+share more than the template and a word or two, so a prefix cache has nothing to give. `prompt_tokens` of every answer
 checks it, whatever the tokenizer.
 """
 

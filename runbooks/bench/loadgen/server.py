@@ -57,7 +57,7 @@ class Server:
         return {"at": (before + after) // 2} | parse_metrics(body.decode("utf-8", "replace"))
 
     def info(self) -> dict[str, Any]:
-        """/server_info (old name: /get_server_info) without anything that looks like a secret; {} where there is none."""
+        """/server_info (once /get_server_info) without anything that looks like a secret; {} where there is none."""
         for path in ("/server_info", "/get_server_info"):
             try:
                 status, body = self.ask("GET", path, timeout=5.0)

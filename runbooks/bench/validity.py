@@ -1,0 +1,128 @@
+"""VALID or INVALID, point by point, with the reasons. A number not to be believed is never shown as one that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runbooks.bench.ceiling import Ceiling
+
+FAILED_SHARE = 0.01
+DISAGREEMENT = 0.01  # client tokens against the server's own counter
+CACHED_SHARE = 0.05  # of prompt tokens; the chat template is always cached, a few tokens a prompt
+LENGTH_OFF = 0.02  # prompt tokens against those asked for
+IN_FLIGHT = 0.95  # of the concurrency, mean over the window
+CPU_SHARE = 0.5  # of one core, of the busiest client process
+LATE_SHARE = 0.10  # lateness p99 against ITL p50
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server says of its own limits; None: it does not say."""
+
+    max_running: int | None = None
+    graph_max: int | None = None
+    graphs_off: bool | None = None
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Limits:
+        """From /server_info. Names moved between versions, and some stand in `internal_states`."""
+        states = info.get("internal_states")
+        state: Mapping[str, Any] = (
+            states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+        )
+        running = [
+            value
+            for source in (info, state)
+            for name in ("max_running_requests", "effective_max_running_requests_per_dp")
+            if isinstance(value := source.get(name), int) and value > 0
+        ]
+        graphs = info.get("cuda_graph_max_bs_decode") or info.get("cuda_graph_max_bs")
+        captured = info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs")
+        if not isinstance(graphs, int) and isinstance(captured, list) and captured:
+            graphs = max(captured)
+        off = info.get("disable_cuda_graph")
+        return cls(
+            min(running, default=None),
+            graphs if isinstance(graphs, int) else None,
+            off if isinstance(off, bool) else None,
+        )
+
+
+def faults(point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None) -> list[str]:
+    """Why this point is INVALID; an empty list: it is VALID."""
+    return [
+        *_requests(point),
+        *_inputs(point),
+        *_server(point, limits),
+        *_client(point),
+        *_roofline(point, ceiling),
+    ]
+
+
+def _requests(point: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    requests = point["requests"]
+    if point["interrupted"]:
+        found.append("interrupted before its window was over")
+    if not requests["sent"] or not point["tok_s"]:
+        found.append("no tokens came within the window")
+    if requests["failed"] > FAILED_SHARE * requests["sent"]:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in list(requests["failures"].items())[:3])
+        found.append(f"{requests['failed']} of {requests['sent']} requests failed: {kinds}")
+    return found
+
+
+def _inputs(point: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    tokens = point["tokens"]
+    if tokens["source"].startswith("events"):
+        found.append("the server sent no usage: events are not tokens")
+    if tokens["prompt"] and tokens["cached"] > CACHED_SHARE * tokens["prompt"]:
+        found.append(f"prefix cache: {tokens['cached'] / tokens['prompt']:.0%} of the prompt tokens were cached")
+    low, high, asked = tokens["prompt_min"], tokens["prompt_max"], point["input_len"]
+    if low is not None and max(abs(low - asked), abs(high - asked)) > max(4, LENGTH_OFF * asked):
+        found.append(f"prompts had {low} to {high} tokens, not {asked}")
+    return found
+
+
+def _server(point: Mapping[str, Any], limits: Limits) -> list[str]:
+    found: list[str] = []
+    b, server = point["concurrency"], point["server"]
+    if limits.max_running is not None and b > limits.max_running:
+        found.append(f"max_running_requests is {limits.max_running}: the rest waited in the queue")
+    if limits.graph_max is not None and not limits.graphs_off and b > limits.graph_max:
+        found.append(f"CUDA graphs end at {limits.graph_max} streams: above that decode runs without")
+    if (server.get("queued") or 0) > 0:
+        found.append(f"{server['queued']:.0f} requests stood in the server's queue at the end of the window")
+    if point["tok_s"] and point["in_flight"] < IN_FLIGHT * b:
+        found.append(f"only {point['in_flight']:.1f} of {b} streams were in flight")
+    difference = server.get("difference")
+    if difference is not None:
+        # Over a window, each stream may hold one chunk back at either end.
+        slack = 0.0 if "whole" in server["counter"] else 2 * b / max(1.0, server["server_tokens"])
+        if abs(difference) > DISAGREEMENT + slack:
+            ours, theirs = server["client_tokens"], server["server_tokens"]
+            found.append(f"we count {ours:.0f} tokens, the server {theirs:.0f} ({difference:+.1%})")
+    return found
+
+
+def _client(point: Mapping[str, Any]) -> list[str]:
+    client, itl = point["client"], point["itl_ms"]
+    found: list[str] = []
+    if client["cpu_share"] > CPU_SHARE:
+        found.append(f"the client was near its limit: {client['cpu_share']:.0%} of a core in one process")
+    late = client["late_p99_ms"]
+    if itl and late > max(1.0, LATE_SHARE * itl["p50"]):
+        found.append(f"the client was late: reads waited up to {late:.1f} ms (p99), ITL is {itl['p50']:.1f} ms")
+    return found
+
+
+def _roofline(point: Mapping[str, Any], ceiling: Ceiling | None) -> list[str]:
+    if ceiling is None or not point["decode_tok_s"]:
+        return []
+    rate, roof = point["decode_tok_s"], ceiling.tok_s(point["concurrency"])
+    if rate > 1.02 * roof:
+        return [f"{rate:.0f} tok/s is above the roofline of {roof:.0f}: weights cannot be read that fast"]
+    return []
