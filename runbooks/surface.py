@@ -33,9 +33,15 @@ Body = Callable[..., int | None]
 
 
 def command(**options: Any) -> Callable[[Body], Task[Any]]:
-    """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError."""
+    """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError.
+
+    `help` may be shared: what it says of options that this task does not have is left out.
+    """
 
     def decorate(body: Body) -> Task[Any]:
+        known = inspect.signature(body).parameters
+        options["help"] = {name: text for name, text in options.get("help", {}).items() if name in known}
+
         @functools.wraps(body)
         def run(context: Context, *args: Any, **kwargs: Any) -> None:
             code = _guarded(body, context, args, kwargs)

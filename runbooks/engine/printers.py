@@ -80,7 +80,7 @@ class PlainPrinter:
     def _progress(self, event: Event) -> None:
         key, total = (event.host, event.text), event.data["total"]
         tenth = int(10 * event.data["done"] / total) if total else int(event.data["done"] // 10)
-        if self._tenths.get(key) != tenth:
+        if self._tenths.get(key) != tenth and not _is_done(event):
             self._tenths[key] = tenth
             self._print(f"{_prefix(event)}… {progress_text(event)}")
 

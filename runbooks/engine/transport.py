@@ -237,8 +237,7 @@ class Connection:
                 ],
                 next=scan,
             )
-        reason = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return self._unreachable(f"{where}: {reason}")
+        return self._unreachable(f"{where}: {_reason(error)}")
 
     def _refused(self) -> Unreachable:
         with_key = f" with the key {self.target.key}" if self.target.key else ""
@@ -257,3 +256,11 @@ class Connection:
             next=f"ssh-keygen -f {self.target.known_hosts} -R '{name}'   (only if you know why it changed)",
             page="host-unreachable",
         )
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words, which Paramiko wraps when a name has several addresses."""
+    inner = next(iter(getattr(error, "errors", {}).values()), error)
+    if isinstance(inner, TimeoutError):
+        return "timed out"
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

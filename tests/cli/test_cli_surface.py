@@ -1,0 +1,132 @@
+"""Invoke as people meet it: the real program, its exit codes, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INVOKE = str(Path(sys.executable).with_name("invoke"))
+
+
+def invoke(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [INVOKE, *words], cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path) -> str:
+    """The shipped inventory with its host moved to a loopback port where nobody listens."""
+    text = (ROOT / "inventory.yaml").read_text()
+    text = re.sub(r"(?m)^(\s+address:).*$", r"\1 127.0.0.1\n    port: 9", text, count=1)
+    path = tmp_path / "inventory.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_list_shows_every_task_with_a_line_of_help() -> None:
+    done = invoke("--list")
+    assert done.returncode == 0
+    lines = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    names = {line.split()[0] for line in lines}
+    assert {"provision", "deploy", "health", "canary", "bench.sweep", "runbook", "lab.up", "lab.down"} <= names
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines), "a task without help"
+
+
+def test_the_list_loads_no_heavy_module() -> None:
+    probe = (
+        "import sys; sys.argv = ['invoke', '--list']\n"
+        "from invoke.main import program\n"
+        "try: program.run()\nexcept SystemExit: pass\n"
+        "heavy = {'fabric', 'paramiko', 'rich', 'jinja2', 'msgspec', 'requests'} & set(sys.modules)\n"
+        "sys.exit('heavy: %s' % heavy if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("task", ["provision", "deploy", "health", "canary", "bench", "runbook", "lab.up"])
+def test_help_is_help_and_no_short_flag_is_stolen(task: str) -> None:
+    for flag in ("-h", "--help"):
+        done = invoke(flag, task)
+        assert done.returncode == 0, done.stderr
+        assert "Usage:" in done.stdout
+    assert not re.findall(r"^  -[a-z], --", invoke("--help", task).stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["health"], ["provision", "--hosts", "a", "--hosts", "b"], ["bench"]])
+def test_no_inventory_is_one_clear_error(words: list[str], tmp_path: Path) -> None:
+    done = invoke(*words, "--inventory", str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no inventory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_host_gets_the_nearest_name() -> None:
+    done = invoke("health", "--hosts", "glm5-x")
+    assert done.returncode == 2
+    assert "glm5-a" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["health"], ["provision"], ["canary"], ["deploy", "--profile", "final", "--yes"]])
+def test_an_unreachable_host_is_an_error_with_a_line_to_paste(words: list[str], unreachable: str) -> None:
+    done = invoke(*words, "--inventory", unreachable)
+    assert done.returncode == 1
+    text = done.stdout + done.stderr
+    assert "127.0.0.1 port 9" in text
+    assert re.search(r"next: ssh .*@127\.0\.0\.1", text)
+    assert "Traceback" not in text
+
+
+def test_an_unknown_profile_is_refused_before_anything_is_touched(unreachable: str) -> None:
+    done = invoke("deploy", "--profile", "finale", "--inventory", unreachable)
+    assert done.returncode == 2
+    assert "final" in done.stderr
+
+
+def test_an_unknown_tag_is_refused(unreachable: str) -> None:
+    done = invoke("provision", "--tags", "drivr", "--inventory", unreachable)
+    assert done.returncode == 2
+    assert "driver" in done.stderr
+
+
+def test_dry_means_check_or_is_refused(unreachable: str) -> None:
+    refused = invoke("--dry", "health", "--inventory", unreachable)
+    assert refused.returncode == 2
+    assert "--dry" in refused.stderr
+    assert invoke("-R", "lab.down").returncode == 2
+
+
+def test_an_unknown_task_and_option_keep_invokes_own_words() -> None:
+    assert invoke("provisoin").returncode != 0
+    done = invoke("provision", "--wat")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_page_gets_the_nearest_one() -> None:
+    done = invoke("runbook", "nan-outputs")
+    assert done.returncode == 2
+    assert "nan-output" in done.stderr
+
+
+def test_a_bug_is_two_lines_and_a_file() -> None:
+    code = (
+        "from invoke import Context\nfrom runbooks.surface import command\n"
+        "@command()\ndef boom(c):\n    'Boom.'\n    raise ValueError('x')\n"
+        "try: boom(Context())\nexcept Exception as e: raise SystemExit(e.code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "a bug in runbooks: ValueError" in done.stderr
+    assert "Traceback" not in done.stderr
+    details = Path(done.stderr.split("report: ")[1].strip())
+    assert "ValueError: x" in details.read_text()
+    details.unlink()
