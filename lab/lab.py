@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lab import base
-from lab.guest import Bind, Guest, letters
+from lab.guest import BOOT_PATIENCE, Bind, Guest, letters
 from lab.machine import cache, create_key, require_guests, write
 from lab.network import Network, locked
 from lab.process import Process
@@ -86,6 +86,12 @@ class Lab:
     def lost(self) -> bool:
         """The folder is there and the lab is not: this machine restarted."""
         return self.network.owner != self._owner
+
+    @property
+    def dead(self) -> bool:
+        """Nothing of it runs any more; `down` clears what is left."""
+        state = _State.read(self.folder)
+        return not any(_lives(process) for process in (state.depot, *state.guests.values()))
 
     @property
     def _owner(self) -> str:
@@ -196,6 +202,19 @@ class Lab:
             process.end()
         guest.wait_gone()
 
+    def boot(self, guest: Guest, *, patience: float = BOOT_PATIENCE) -> None:
+        """Switch it on again after `kill`, with the disk it had."""
+        tree = base.ensure(quiet)
+        with locked(f"lab-{self.name}"):
+            _guest, process = self._boot(guest.index, _State.read(self.folder), tree, ())
+        guest.wait(process, patience=patience)
+
+    def end_depot(self) -> None:
+        """The package sources stop answering; `up` starts them again."""
+        depot = _State.read(self.folder).depot
+        if depot is not None:
+            depot.end()
+
     def remove(self, guest: Guest) -> None:
         """End one guest and forget it, disk and pinned key included."""
         with locked(f"lab-{self.name}"):
@@ -222,8 +241,7 @@ class Lab:
             process.end()
         for guest in self.guests:
             guest.wait_gone()
-        if state.depot is not None:
-            state.depot.end()
+        self.end_depot()
         Network(state.network).release(self._owner)
         shutil.rmtree(self.folder)
 

@@ -1,0 +1,115 @@
+"""`./dev demo`: the whole road on a fresh host, by the very commands that people type."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.lab import Lab
+from lab.machine import why_no_guests
+from lab.show import Progress, table
+from runbooks.engine.errors import RunbookError
+
+INVOKE = Path(sys.executable).with_name("invoke")
+RESULTS = Path("results")
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    if options.report_only:
+        return _type("bench.report")
+    reason = why_no_guests()
+    if reason:
+        print(f"demo: {reason}; what runs without it: ./dev demo --report-only", file=sys.stderr)
+        return 2
+    lab = Lab.open("demo")
+    try:
+        return _road(lab, options)
+    except RunbookError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    finally:
+        if not options.keep:
+            lab.down()
+
+
+def _road(lab: Lab, options: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    with Progress() as progress:
+        lab.down()  # a fresh host each time
+        lab.up(1, binds=_engine_binds(options.engine, progress), progress=progress)
+    table(lab)
+    inventory = ["--inventory", str(lab.inventory)]
+    for command in (
+        ["provision", *inventory, "--yes"],
+        ["deploy", "--profile", "final", *inventory, "--yes"],
+        ["health", *inventory],
+        ["canary", *inventory],
+        ["bench", *inventory],
+    ):
+        code = _type(*command)
+        if code != 0:
+            print(
+                f"\ndemo: invoke {command[0]} ended with {code}; with --keep the host stays up for a look",
+                file=sys.stderr,
+            )
+            return code
+    _say_what_next(lab, options.keep, time.monotonic() - begun)
+    return 0
+
+
+def _type(*words: str) -> int:
+    """Run `invoke` as people do, shown as they would type it."""
+    print(f"\n\033[1m$ invoke {shlex.join(words)}\033[0m", flush=True)
+    begun = time.monotonic()
+    code = subprocess.run([str(INVOKE), *words], check=False).returncode
+    print(f"({time.monotonic() - begun:.1f} s)", flush=True)
+    return code
+
+
+def _say_what_next(lab: Lab, kept: bool, seconds: float) -> None:
+    reports = sorted(RESULTS.glob("**/report.html"), key=lambda path: path.stat().st_mtime)
+    print(f"\n\033[1mdone in {seconds:.0f} s\033[0m")
+    if reports:
+        print(f"the report: {reports[-1]}  (one file; open it in a browser)")
+    again = f"--inventory {lab.inventory}"
+    tries = [
+        (f"invoke provision --check --diff {again}", "nothing is left to change"),
+        (f"invoke deploy --profile baseline {again} --yes", "another set of flags, gated and recorded"),
+        (f"invoke rollback {again} --yes", "and back"),
+        ("invoke runbook", "the on-call pages"),
+        (f"invoke lab.down{lab.option}", "when you are done"),
+    ]
+    if not kept:
+        print("the host is gone again; ./dev demo --keep leaves it up. Then try:")
+    else:
+        print("next, try:")
+    width = max(len(command) for command, _ in tries)
+    for command, why in tries:
+        print(f"  {command:{width}}  {why}")
+
+
+def _engine_binds(engine: str, progress: Progress) -> list[tuple[Path, str]]:
+    return []
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev demo", description="The whole road on a fresh lab host.")
+    parser.add_argument(
+        "--engine", choices=["sim", "sglang"], default="sim", help="simulated, or the real one on the CPU"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the host up afterwards")
+    parser.add_argument("--report-only", action="store_true", help="the bundled example results, without a host")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
