@@ -130,11 +130,11 @@ trap - EXIT"""
 
 _CAUSES = (
     (r"No module named '?torch'?", "torch was not there when it was built (build isolation?)"),
-    (r"nvcc.*(Segmentation fault|signal 11)|Segmentation fault.*nvcc", "nvcc crashed; another CUDA version, or fewer jobs"),
+    (r"nvcc.*(Segmentation fault|signal 11)|Segmentation fault.*nvcc", "nvcc crashed; try another CUDA, or fewer jobs"),
     (r"[Kk]illed|signal 9|out of memory|Cannot allocate memory", "out of memory; set flash_attn.max_jobs lower"),
     (r"No space left on device", "the disk is full"),
     (r"nvcc.*(not found|No such file)|CUDA_HOME environment variable is not set", "no nvcc: no CUDA toolkit"),
-    (r"Unsupported gpu architecture|not defined for option 'gpu-name'", "this CUDA does not know the card; sm_120 needs 12.8"),
+    (r"Unsupported gpu architecture|not defined for option 'gpu-name'", "CUDA too old for the card; sm_120 needs 12.8"),
     (r"ninja.*(not found|No module)|No module named '?ninja'?", "ninja is missing; it belongs in build_needs"),
     (r"No matching distribution found|Could not find a version", "no such version at the index of the inventory"),
     (r"[Cc]onnection|timed out|Temporary failure in name resolution", "the index could not be reached"),

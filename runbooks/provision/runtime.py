@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 
-import msgspec
-
-from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Change, Question, Stage, quote
-from runbooks.inventory.shape import FlashAttn, Inventory, Runtime
+from runbooks.inventory.runtimes import runtime_path
+from runbooks.inventory.shape import Inventory, Runtime
 from runbooks.provision.flash_attn import Wheel
 from runbooks.steps.build import BuiltOnce, is_there
 from runbooks.steps.python import env_lines, import_check, make_venv, pip
@@ -20,24 +16,6 @@ from runbooks.steps.python import env_lines, import_check, make_venv, pip
 def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     """Built once under its hash and never changed: a rollback brings back the software, not only the flags."""
     return [Stage("runtime", (Built(facts=facts, inventory=inventory, runtime=runtime),), frozenset({"runtime"}))]
-
-
-def runtime_path(runtime: Runtime, flash_attn: FlashAttn | None) -> str:
-    """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it."""
-    pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in ("why", "index")}
-    if flash_attn is not None and flash_attn.enabled:
-        pinned["flash-attn"] = [flash_attn.version, flash_attn.archs]
-    digest = hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()
-    return f"{paths.RUNTIMES}/{digest[:12]}"
-
-
-def runtime_paths(runtime: Runtime, flash_attn: FlashAttn) -> tuple[str, ...]:
-    """Where the runtime may be, best first: a host on which an optional flash-attn failed has the one without.
-
-    A folder counts only with its mark `built` in it.
-    """
-    with_it, without = runtime_path(runtime, flash_attn), runtime_path(runtime, None)
-    return (with_it,) if with_it == without or flash_attn.required else (with_it, without)
 
 
 @dataclass(frozen=True, kw_only=True)

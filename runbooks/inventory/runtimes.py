@@ -1,0 +1,32 @@
+"""Where a runtime stands on a host: its folder is named by what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import msgspec
+
+from runbooks import paths
+from runbooks.inventory.shape import FlashAttn, Runtime
+
+
+def runtime_path(runtime: Runtime, flash_attn: FlashAttn | None) -> str:
+    """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it.
+
+    `why` and `index` say nothing about what is in it, so another mirror is the same runtime.
+    """
+    pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in ("why", "index")}
+    if flash_attn is not None and flash_attn.enabled:
+        pinned["flash-attn"] = [flash_attn.version, flash_attn.archs]
+    digest = hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()
+    return f"{paths.RUNTIMES}/{digest[:12]}"
+
+
+def runtime_paths(runtime: Runtime, flash_attn: FlashAttn) -> tuple[str, ...]:
+    """Where the runtime may be, best first: a host on which an optional flash-attn failed has the one without.
+
+    A folder counts only with its mark `built` in it.
+    """
+    with_it, without = runtime_path(runtime, flash_attn), runtime_path(runtime, None)
+    return (with_it,) if with_it == without or flash_attn.required else (with_it, without)
