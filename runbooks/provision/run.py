@@ -8,9 +8,11 @@ from functools import partial
 from runbooks.engine.errors import UsageError
 from runbooks.engine.facts import Facts
 from runbooks.engine.run import HostResult, Options, converge
+from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
 from runbooks.engine.transport import Connection
 from runbooks.inventory.check import near
+from runbooks.inventory.shape import SecretRef
 from runbooks.provision.stages import TAGS, stages
 from runbooks.session import Outcome, Session
 
@@ -39,7 +41,12 @@ def provision(
 
 
 def _build(session: Session, host: str, facts: Facts) -> list[Stage]:
-    return stages(facts, session.loaded, host, secret=session.secret)
+    def secret(ref: SecretRef) -> Secret:
+        found = session.loaded.secret(ref)
+        session.report.hide(found)
+        return found
+
+    return stages(facts, session.loaded, host, secret=secret)
 
 
 def _known(words: Sequence[str]) -> frozenset[str]:
@@ -71,4 +78,5 @@ def _sentence(result: HostResult, *, check: bool) -> str:
     if not check:
         return f"converged: {result.changed} changed, {result.unchanged} were as they should be"
     later = f", {len(result.undecided)} can only be decided then" if result.undecided else ""
-    return f"check: {result.would_change} would change, {result.unchanged - len(result.undecided)} are as they should be{later}"
+    fine = result.unchanged - len(result.undecided)
+    return f"check: {result.would_change} would change, {fine} are as they should be{later}"
