@@ -52,7 +52,7 @@ def provision(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Make a host ready to serve: driver, CUDA, flash-attn, SGLang and the model."""
+    """Driver, CUDA, flash-attn, SGLang and model onto a host."""
     from runbooks.provision import provision as run
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
@@ -70,7 +70,7 @@ def deploy(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Start the server with a profile, gated on health and canary; roll back when it fails."""
+    """Start the server with a profile; roll back if it fails."""
     from runbooks.deploy import deploy_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
@@ -81,7 +81,7 @@ def deploy(
 def releases(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:
-    """List the releases on a host, newest first, and which one serves."""
+    """What was deployed on a host, and which release serves."""
     from runbooks.deploy import list_releases
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
@@ -98,7 +98,7 @@ def rollback(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Bring an earlier release back: its software, its flags, its unit."""
+    """Bring an earlier release back, its software included."""
     from runbooks.deploy import rollback_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
@@ -109,7 +109,7 @@ def rollback(
 def health(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:
-    """Is it alive: unit, port, a real completion, queue, GPUs, disk, memory. One screen."""
+    """Is it alive: unit, completion, queue, GPUs, disk."""
     from runbooks.health import check_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
@@ -125,7 +125,7 @@ def canary(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Does it speak sense: prompts that each stand for a known failure, and a judge."""
+    """Does it speak sense: prompts for known failures."""
     from runbooks.canary import canary_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
@@ -158,7 +158,7 @@ def sweep(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Measure throughput at 1 to 64 streams, and say what bounds it."""
+    """Measure 1 to 64 streams; say what bounds them."""
     from runbooks.bench import bench_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
@@ -175,7 +175,7 @@ def sweep(
 
 @command(positional=["run"], help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
 def report(context: Context, run: str = "", out: str = "results/example") -> int:
-    """Write the report of a run again, from its results; without one, of the bundled example."""
+    """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
 
     return report_only(run or None, out)
@@ -183,7 +183,7 @@ def report(context: Context, run: str = "", out: str = "results/example") -> int
 
 @command(positional=["run"], help={"run": "a results folder"})
 def recompute(context: Context, run: str) -> int:
-    """Compute every number of a run again from its raw log, and compare."""
+    """Recompute a run from its raw log, and compare."""
     from runbooks.bench import recompute_run
 
     return recompute_run(run)
@@ -199,7 +199,7 @@ def runbook(context: Context, page: str = "") -> int:
 
 @command(iterable=["hosts"], help={**WHERE, **YES})
 def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes: bool = False) -> int:
-    """Take the lock of a host away from a run that is gone."""
+    """Take a host's lock away from a run that is gone."""
     from runbooks.audit import unlock_hosts
 
     with _session(inventory=inventory, hosts=hosts, yes=yes) as session:

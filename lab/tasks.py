@@ -11,7 +11,7 @@ NAME = {"name": "which lab; several can be up side by side (default: dev)"}
 
 @command(help={**NAME, "hosts": "how many guests at least (default: 1)"})
 def up(context: Context, hosts: int = 1, name: str = "dev") -> None:
-    """Boot real Debian hosts on this machine, with the stand-ins beside them (needs root)."""
+    """Boot real Debian hosts on this machine (needs root)."""
     from lab.lab import Lab
     from lab.show import Progress, table
 
@@ -24,7 +24,7 @@ def up(context: Context, hosts: int = 1, name: str = "dev") -> None:
 
 @command(help=NAME)
 def down(context: Context, name: str = "dev") -> None:
-    """End a lab's guests and take everything of it away; the cache stays."""
+    """End a lab; nothing but the cache stays."""
     from lab.lab import Lab
 
     lab = Lab.open(name)
@@ -48,7 +48,7 @@ def shell(context: Context, guest: str = "", name: str = "dev", user: str = "roo
 
 @command()
 def status(context: Context) -> None:
-    """Which labs there are, their guests, and whether they live."""
+    """Which labs there are, and whether they live."""
     from lab.lab import Lab
     from lab.show import table
 
