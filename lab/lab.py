@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,9 +122,11 @@ class Lab:
             if not self.exists:
                 self._found()
             state = _State.read(self.folder)
-            waiting = [
-                self._boot(index, state, tree, binds) for index in range(hosts) if not _lives(state.guests.get(index))
-            ]
+            if not _lives(state.depot):
+                state.depot = self._start_depot(progress)
+                state.write(self.folder)
+            missing = [index for index in range(hosts) if not _lives(state.guests.get(index))]
+            waiting = [self._boot(index, state, tree, binds) for index in missing]
             self._write_inventory()
             for done, (guest, process) in enumerate(waiting):
                 progress(f"guests: {done} of {len(waiting)} answer ssh, waiting for {guest.name} at {guest.address}")
@@ -147,29 +152,23 @@ class Lab:
         create_key(self.folder / "id_ed25519", comment=f"lab {self.name}")
         write(self.folder / "known_hosts", "")
 
-    def _start_depot(self, progress: Callable[[str], None]) -> Process | None:
-        try:
-            from lab import depot
+    def _start_depot(self, progress: Callable[[str], None]) -> Process:
+        from lab import depot  # builders of packages and wheels, which only this needs
 
-            depot.prepare
-        except (ImportError, AttributeError):
-            return None
         root = cache() / "depot"
         with locked("depot"):
             depot.prepare(root, progress)
-        argv = [
-            sys.executable,
-            "-m",
-            "lab.depot",
-            "--bind",
-            self.network.gateway,
-            "--port",
-            str(DEPOT_PORT),
-            "--root",
-            str(root),
-        ]
-        here = {**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)}
-        return Process.start([*argv, "--root", str(root)], log=self.folder / "depot.log", env=here)
+        address = (self.network.gateway, DEPOT_PORT)
+        argv = [sys.executable, "-m", "lab.depot", "--bind", address[0], "--port", str(address[1]), "--root", str(root)]
+        log = self.folder / "depot.log"
+        process = Process.start(argv, log=log, env={**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)})
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and process.alive():
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
+                return process
+            time.sleep(0.05)
+        process.end()
+        raise RunbookError("lab: the depot does not answer", details=log.read_text().splitlines()[-8:])
 
     def _boot(self, index: int, state: _State, tree: Path, binds: Sequence[Bind]) -> tuple[Guest, Process]:
         guest = self._guest(index, Network(state.network))
