@@ -4,6 +4,6 @@ prepare(root, print)                                   build what is missing or 
 python -m lab.depot --bind 127.0.0.1 --root DIR        serve it: /apt, /simple, /models
 """
 
-from lab.depot.prepare import prepare
+from lab.depot.parts import prepare
 
 __all__ = ["prepare"]

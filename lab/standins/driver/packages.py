@@ -125,6 +125,7 @@ def driver(version: str) -> list[Package]:
             f"nvidia-modprobe (>= {version})",
             "python3",
             files={"usr/bin/nvidia-smi": "files/nvidia-smi", **SMI},
+            scripts={"prerm": "files/driver-cuda.prerm"},
         ),
         package(
             "libcuda1",
@@ -151,7 +152,7 @@ def driver(version: str) -> list[Package]:
                 "usr/lib/lab-nvidia/load-module": "files/load-module",
                 "etc/modprobe.d/nvidia.conf": "files/modprobe.conf",
             },
-            scripts={"postinst": "files/kernel-support.postinst"},
+            scripts={"postinst": "files/kernel-support.postinst", "prerm": "files/kernel-support.prerm"},
         ),
         dkms(
             "nvidia-kernel-open-dkms",
@@ -169,7 +170,7 @@ def driver(version: str) -> list[Package]:
                 "usr/bin/nvidia-persistenced": "files/nvidia-persistenced",
                 "lib/systemd/system/nvidia-persistenced.service": "files/nvidia-persistenced.service",
             },
-            scripts={"postinst": "files/persistenced.postinst"},
+            scripts={"postinst": "files/persistenced.postinst", "prerm": "files/persistenced.prerm"},
         ),
     ]
 
@@ -241,6 +242,10 @@ def headers(kernel: str) -> Package:
         name=f"linux-headers-{kernel}",
         version="0~lab1",  # older than a real one of this name
         summary=f"Header files for Linux {kernel}",
-        files={f"{source}/Makefile": "files/headers.mk", f"{source}/include/generated/autoconf.h": "files/autoconf.h"},
+        files={
+            f"{source}/Makefile": "files/headers.mk",
+            f"{source}/.config": "files/kernel.config",
+            f"{source}/include/generated/autoconf.h": "files/autoconf.h",
+        },
         links={f"lib/modules/{kernel}/build": f"/{source}"},
     )
