@@ -25,7 +25,9 @@ PACKAGES = (
     "python3",
 )
 # In apt's own cache, not installed: provisioning installs them, and need not fetch them for each new guest.
-WARM = ("build-essential", "python3-venv", "python3-dev", "gnupg", "curl", "git", "pciutils", "ninja-build", "numactl")
+WARM = (
+    "build-essential", "curl", "dkms", "gnupg", "kmod", "libnuma1", "numactl", "pciutils", "procps", "python3-dev", "python3-venv",
+)  # fmt: skip
 
 _RECIPE = """
 set -eu
@@ -53,13 +55,19 @@ def ensure(progress: Progress) -> Path:
     tree = cache() / name()
     with locked("base"):
         if not tree.exists():
-            for old in cache().glob("base-*.part"):
-                shutil.rmtree(old)
+            _remove_old()
             part = tree.with_name(f"{tree.name}.part")
             _debootstrap(part, progress)
             _finish(part, progress)
             part.rename(tree)
     return tree
+
+
+def _remove_old() -> None:
+    """Unfinished trees; and those of earlier recipes, unless a lab may stand on one."""
+    in_use = any((cache() / "labs").glob("*/state.json"))
+    for old in cache().glob("base-*.part" if in_use else "base-*"):
+        shutil.rmtree(old)
 
 
 def _debootstrap(part: Path, progress: Progress) -> None:
