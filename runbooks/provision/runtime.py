@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Change, Question, Stage, quote
 from runbooks.inventory.runtimes import runtime_path
-from runbooks.inventory.shape import Inventory, Runtime
+from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
 from runbooks.provision.flash_attn import Wheel
 from runbooks.steps.build import BuiltOnce, is_there
 from runbooks.steps.python import env_lines, import_check, make_venv, pip
@@ -31,25 +31,36 @@ class Built:
         return f"runtime sglang {self.runtime.sglang}"
 
     def questions(self) -> tuple[Question, ...]:
-        wheel = (self._wheel().mark,) if self.inventory.flash_attn.enabled else ()
-        return (*wheel, *self._build(with_wheel=True).questions(), *self._build(with_wheel=False).questions())
+        if not self.inventory.flash_attn.enabled:
+            return self._build(with_wheel=False).questions()
+        builds = (self._build(with_wheel=True), self._build(with_wheel=False))
+        return (
+            self._wheel.mark,
+            self._wheel.failure,
+            *(question for build in builds for question in build.questions()),
+        )
 
     def plan(self, answers: Answers) -> Change | None:
-        flash = self.inventory.flash_attn
-        with_wheel = flash.enabled and (flash.required or is_there(answers[self._wheel().mark]))
-        return self._build(with_wheel=with_wheel).plan(answers)
+        return self._build(with_wheel=self._wants_wheel(answers)).plan(answers)
 
+    def _wants_wheel(self, answers: Answers) -> bool:
+        """Without the wheel only where its build was tried and failed: not built yet is no reason."""
+        flash = self.inventory.flash_attn
+        if not flash.enabled or flash.required:
+            return flash.enabled
+        return is_there(answers[self._wheel.mark]) or not is_there(answers[self._wheel.failure])
+
+    @property
     def _wheel(self) -> Wheel:
         return Wheel(facts=self.facts, inventory=self.inventory, runtime=self.runtime)
 
     def _build(self, *, with_wheel: bool) -> BuiltOnce:
-        folder = runtime_path(self.runtime, self.inventory.flash_attn if with_wheel else None)
         flash = self.inventory.flash_attn
-        extra = f"with flash-attn {flash.version}" if with_wheel and flash.enabled else "without flash-attn"
+        extra = f"with flash-attn {flash.version}" if with_wheel else "without flash-attn"
         return BuiltOnce(
             name=self.id,
-            folder=folder,
-            recipe=self._recipe(with_wheel=with_wheel and flash.enabled),
+            folder=runtime_path(self.runtime, flash if with_wheel else None),
+            recipe=self._recipe(with_wheel=with_wheel),
             shown=(*self.runtime.packages, extra),
             keeps=("venv/bin/python", "env"),
             limit=2 * 3600,
@@ -57,14 +68,14 @@ class Built:
 
     def _recipe(self, *, with_wheel: bool) -> str:
         runtime, venv = self.runtime, '"$FOLDER/venv"'
+        wheel = f"{quote(self._wheel.folder)}/*.whl"
         options = [] if runtime.dependencies else ["--no-deps"]
         install = pip(venv, "install", [*options, *runtime.packages], runtime.index, proxy=self.inventory.proxy)
         lines = [make_venv(venv, runtime.python), install]
         if with_wheel:
-            wheel = f"{quote(self._wheel().folder)}/*.whl"
-            lines.append(
-                f"{venv}/bin/python -m pip install --no-input --disable-pip-version-check --no-deps --no-index {wheel}"
-            )
+            lines.append(f"""\
+ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --tags flash-attn,runtime'; exit 1; }}
+{pip(venv, "install", ["--no-deps"], PythonIndex(only=True))} {wheel}""")
         modules = [*runtime.imports, *(["flash_attn"] if with_wheel else [])]
         user = self.inventory.server.user
         lines += [

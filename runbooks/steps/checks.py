@@ -50,7 +50,7 @@ class DiskFree:
 
     def plan(self, answers: Answers) -> Verdict:
         free, mount = read_free_space(answers[free_space(self.path)])
-        line = f"{self.needed / 1e9:.1f} GB for {self.what}, {free / 1e9:.1f} GB free on {mount}"
+        line = f"{human(self.needed)} for {self.what}, {human(free)} free on {mount}"
         return Verdict(ok=free >= self.needed, line=line)
 
 
@@ -63,6 +63,11 @@ def read_free_space(state: State) -> tuple[int, str]:
     """Free bytes, and where the file system is mounted."""
     fields = str(state.get("out") or "").split()
     return (int(fields[3]) * 1024, " ".join(fields[5:])) if len(fields) > 5 and fields[3].isdigit() else (0, "?")
+
+
+def human(size: float) -> str:
+    """Bytes in powers of ten, as disks and the hub count them: 441.0 GB, 20 MB."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 SMI_FIELDS = ("index", "name", "memory.total", "driver_version")

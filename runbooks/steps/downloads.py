@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Answers, Change, Diff, Question, Verdict, quote, shell
-from runbooks.steps.checks import free_space, read_free_space
+from runbooks.steps.checks import free_space, human, read_free_space
 
 FETCH = "runbooks.steps.fetch"
 DAYS = 2 * 24 * 3600.0  # seconds; 441 GB at 20 MB/s take six hours
@@ -57,14 +57,14 @@ else du -sk . | cut -f 1; fi""")
         if free + have < self.size:
             return Verdict(
                 ok=False,
-                line=f"{self.size / 1e9:.1f} GB to download, {free / 1e9:.1f} GB free on {mount}",
-                details=(f"{have / 1e9:.1f} GB of it are there",) if have else (),
+                line=f"{human(self.size)} to download, {human(free)} free on {mount}",
+                details=(f"{human(have)} of it are there",) if have else (),
                 next=f"df -h {mount}; du -xsh {quote(mount)}/*   (or give the model another `path` in the inventory)",
                 page="disk-full",
             )
-        diff = [Diff(f"{self._identity}, {self.size / 1e9:.1f} GB")]
+        diff = [Diff(f"{self._identity}, {human(self.size)}")]
         if have:
-            diff.append(Diff(f"{have / 1e9:.1f} GB are there; what is missing comes, what is there is kept"))
+            diff.append(Diff(f"{human(have)} are there; what is missing comes, what is there is kept"))
         return Change(script=self._script(), diff=tuple(diff), limit=DAYS, uploads=self._uploads())
 
     def _script(self) -> str:
