@@ -9,27 +9,31 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from runbooks import paths
-from runbooks.deploy.deaths import Death, explain
 from runbooks.deploy.look import MARK, SHOWN
+from runbooks.diagnose import Cause, classify
 from runbooks.engine.errors import NoAnswer
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
-from runbooks.inventory.shape import Model, Server
 
 POLL = 1.0  # seconds between two looks
 ANSWER = 20  # seconds that one completion may take; the first compiles kernels, so it is asked again and again
+NO_START = 30.0  # seconds after which a unit that is down and was not started again counts as dead
 
+# Only what belongs to this start: the old server's last words are no symptom of the new one.
 _FOLLOW = """\
 echo '{mark}unit'; systemctl show -p {shown} {unit}
-echo '{mark}journal'; journalctl -u {unit} --after-cursor={cursor} -o cat --all --no-pager --show-cursor -n 2000
+id={invocation}; [ -n "$id" ] || id=$(systemctl show -p InvocationID --value {unit})
+echo '{mark}journal'
+[ -z "$id" ] || [ "$id" = '{before}' ] ||
+  journalctl _SYSTEMD_INVOCATION_ID=$id + INVOCATION_ID=$id {after} -o cat --all --no-pager --show-cursor -n 2000
 """
 
 # What a start looks like from outside: a phase a pattern; two numbers are a part and a whole.
@@ -47,72 +51,86 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
 LISTENS = re.compile(r"Uvicorn running|fired up and ready to roll")
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a release answers, and how it wants to be asked."""
+
+    host: str
+    port: int
+    model: str
+    key: Secret | None
+
+
 @dataclass
 class Start:
-    """What was seen of one start. `journal` are the lines of the unit since it was asked to start."""
+    """What was seen of one start. `journal` are its own lines; `text` is the first real completion."""
 
+    before: str
     end: Literal["healthy", "died", "budget"] = "budget"
     seconds: float = 0.0
     journal: list[str] = field(default_factory=list)
     unit: dict[str, str] = field(default_factory=dict)
-    text: str = ""
-    death: Death | None = None
-    phase: str = "starting"
+    cursor: str = ""
+    invocation: str = ""
+    phase: str = "stopping the old server"
     listens: bool = False
+    text: str = ""
     last_answer: str = ""
+    cause: Cause | None = None
 
-
-def cursor(conn: Connection) -> str:
-    """Where the journal ends now."""
-    out = conn.ask("journalctl -n 0 --show-cursor --no-pager", deadline=20).out
-    found = re.search(r"^-- cursor: (\S+)", out, re.MULTILINE)
-    return found[1] if found else ""
+    @property
+    def died(self) -> bool:
+        """Dead, or dead and coming again: a restart of systemd's is a death too."""
+        if not self.invocation:
+            down = self.unit.get("ActiveState") in ("failed", "inactive")
+            return down and self.seconds > NO_START
+        ended = self.unit.get("ActiveState") == "failed" or self.unit.get("SubState") in ("auto-restart", "dead")
+        return ended or self.unit.get("InvocationID") != self.invocation
 
 
 def wait(
     conn: Connection,
+    endpoint: Endpoint,
     *,
-    server: Server,
-    model: Model,
-    key: Secret | None,
-    since: str,
+    before: str,
+    budget: float,
     report: Reporter,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Start:
-    """Follow the start from a journal cursor until one of the three ends. Budget: server.ready_budget seconds."""
-    start, began = Start(), clock()
-    at, first_pid = since, ""
+    """Follow the start that comes after invocation `before` until one of the three ends. `budget` in seconds."""
+    start, began = Start(before), clock()
     while True:
-        at = _follow(conn, start, at)
+        _follow(conn, start)
         start.seconds = clock() - began
-        first_pid = first_pid or _pid(start.unit)
-        if _died(start.unit, first_pid):
-            at = _follow(conn, start, at)
-            start.end, start.death = "died", explain(start.journal, _kernel(conn, start.seconds), start.unit)
-            return start
-        _tell(start, report, conn.name, server.ready_budget)
+        if start.died:
+            _follow(conn, start)
+            start.end = "died"
+            start.cause = classify("\n".join(start.journal), _kernel(conn, start.seconds), start.unit)
+            break
+        report.progress("start", min(start.seconds, budget), budget, host=conn.name, unit="s", detail=_phase(start))
         if start.listens:
-            answer = ask(conn, "completion", server=server, model=model, key=key)
+            answer = ask(conn, endpoint, "completion")
             start.last_answer = str(answer.get("error") or answer.get("text") or "")
             if answer.get("status") == 200 and "error" not in answer:
                 start.end, start.text = "healthy", str(answer.get("text"))
-                _follow(conn, start, at)
-                report.progress("start", 1, 1, host=conn.name)
-                return start
-        if start.seconds > server.ready_budget:
-            return start
+                _follow(conn, start)
+                break
+        if start.seconds > budget:
+            break
         sleep(POLL)
+    report.progress("start", budget, budget, host=conn.name, unit="s")
+    return start
 
 
-def ask(conn: Connection, what: str, *, server: Server, model: Model, key: Secret | None) -> dict[str, Any]:
+def ask(conn: Connection, endpoint: Endpoint, what: str) -> dict[str, Any]:
     """One question to the server, on the host. An answer that cannot be had is one with status 0."""
     source = (Path(__file__).parent / "probe.py").read_text()
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(endpoint.host, endpoint.host)
     question = {
-        "url": f"http://{host}:{server.port}",
-        "key": key.reveal() if key else "",
-        "model": model.served_name,
+        "url": f"http://{host}:{endpoint.port}",
+        "key": endpoint.key.reveal() if endpoint.key else "",
+        "model": endpoint.model,
         "ask": what,
         "timeout": ANSWER,
     }
@@ -125,47 +143,43 @@ def ask(conn: Connection, what: str, *, server: Server, model: Model, key: Secre
         return {"status": 0, "error": error.message}
 
 
-def _follow(conn: Connection, start: Start, at: str) -> str:
-    """Read what is new; returns the new cursor."""
-    script = _FOLLOW.format(mark=MARK, shown=SHOWN, unit=paths.UNIT_NAME, cursor=quote(at))
+def _follow(conn: Connection, start: Start) -> None:
+    """Read the unit's state and what its journal has new."""
+    script = _FOLLOW.format(
+        mark=MARK,
+        shown=SHOWN,
+        unit=paths.UNIT_NAME,
+        invocation=start.invocation,
+        before=start.before,
+        after=f"--after-cursor={quote(start.cursor)}" if start.cursor else "",
+    )
     parts = dict(part.split("\n", 1) for part in conn.ask(script, deadline=60).out.split(MARK)[1:])
     start.unit = dict(line.partition("=")[::2] for line in parts.get("unit", "").splitlines())
+    now = start.unit.get("InvocationID", "")
+    if not start.invocation and now not in ("", start.before):
+        start.invocation = now
     for line in parts.get("journal", "").splitlines():
         if line.startswith("-- cursor: "):
-            at = line.removeprefix("-- cursor: ")
+            start.cursor = line.removeprefix("-- cursor: ")
         elif line != "-- No entries --":
-            start.journal.append(line.rpartition("\r")[2] if "\r" in line.strip("\r") else line.strip("\r"))
-    return at
+            start.journal.append(line.strip("\r").rpartition("\r")[2])
 
 
-def _died(unit: Mapping[str, str], first_pid: str) -> bool:
-    """Dead, or dead and coming again: a restart of systemd's is a death too."""
-    if unit.get("ActiveState") == "failed" or unit.get("SubState") in ("auto-restart", "dead", "failed"):
-        return True
-    pid = _pid(unit)
-    return bool(first_pid and pid and pid != first_pid)
-
-
-def _pid(unit: Mapping[str, str]) -> str:
-    pid = unit.get("MainPID", "")
-    return "" if pid == "0" else pid
-
-
-def _kernel(conn: Connection, seconds: float) -> list[str]:
-    script = f"journalctl -k --since=-{int(seconds) + 60}s -o cat --no-pager -n 500"
-    try:
-        return conn.ask(script, deadline=20).out.splitlines()
-    except NoAnswer:
-        return []
-
-
-def _tell(start: Start, report: Reporter, host: str, budget: int) -> None:
-    """One live line: the phase, with its own count where it has one, and the time against the budget."""
-    start.listens = start.listens or any(LISTENS.search(line) for line in start.journal[-400:])
-    count = ""
-    for line in reversed(start.journal[-400:]):
+def _phase(start: Start) -> str:
+    recent = start.journal[-400:]
+    start.listens = start.listens or any(LISTENS.search(line) for line in recent)
+    if start.invocation:
+        start.phase = "starting"
+    for line in reversed(recent):
         if hit := next(((phase, found) for phase, pattern in PHASES if (found := pattern.search(line))), None):
-            start.phase = hit[0]
             count = f" {hit[1][1]} of {hit[1][2]}" if hit[1].groups() else ""
+            start.phase = hit[0] + count
             break
-    report.progress("start", min(start.seconds, budget), budget, host=host, unit="s", detail=start.phase + count)
+    return start.phase
+
+
+def _kernel(conn: Connection, seconds: float) -> str:
+    try:
+        return conn.ask(f"journalctl -k --since=-{int(seconds) + 60}s -o cat --no-pager -n 500", deadline=20).out
+    except NoAnswer:
+        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runbooks import paths
@@ -23,7 +23,7 @@ echo '{mark}current'; readlink {current}
 echo '{mark}releases'
 for f in {releases}/[0-9]*/release.json; do [ -e "$f" ] && tr -d '\\n' <"$f" && echo; done
 echo '{mark}unit'; systemctl show -p {shown} {unit}
-echo '{mark}runtime'; [ -x {runtime}/venv/bin/python ] && echo yes
+echo '{mark}runtime'; for r in {runtimes}; do [ -e $r/built ] && [ -x $r/venv/bin/python ] && echo $r; done
 echo '{mark}model'; ls -- {model} 2>/dev/null | grep -c -e '^config.json$' -e '^model.*safetensors'
 echo '{mark}user'; id -u {user} 2>/dev/null
 echo '{mark}unreadable'
@@ -50,7 +50,7 @@ class Host:
     current: int | None
     releases: tuple[Release, ...]
     unit: Mapping[str, str]
-    runtime: bool
+    runtime: str | None
     model_files: int
     user: bool
     unreadable: tuple[str, ...]
@@ -85,18 +85,20 @@ class Host:
         return max(good, key=lambda release: release.number, default=None)
 
 
-def look(conn: Connection, plan: Plan, key: Secret | None) -> Host:
-    """Ask everything in one exchange."""
+def look(
+    conn: Connection, *, runtimes: Sequence[str], model_path: str, user: str, port: int, key: Secret | None
+) -> Host:
+    """Ask everything in one exchange. `runtimes` are the folders that will do, best first."""
     script = _LOOK.format(
         mark=MARK,
         current=paths.CURRENT,
         releases=paths.RELEASES,
         shown=SHOWN,
         unit=paths.UNIT_NAME,
-        runtime=quote(plan.runtime),
-        model=quote(plan.model.path),
-        user=quote(plan.user),
-        port=plan.port,
+        runtimes=" ".join(quote(runtime) for runtime in runtimes),
+        model=quote(model_path),
+        user=quote(user),
+        port=port,
     )
     return read(conn.ask(script, stdin=f"{key.reveal()}\n".encode() if key else b"", deadline=90).out)
 
@@ -115,7 +117,7 @@ def read(text: str) -> Host:
         current=int(current) if current.isdigit() else None,
         releases=tuple(release for line in parts.get("releases", []) if (release := parse(line))),
         unit=unit,
-        runtime="yes" in parts.get("runtime", []),
+        runtime=next(iter(parts.get("runtime", [])), None),
         model_files=int((parts.get("model") or ["0"])[0]),
         user=bool(parts.get("user")),
         unreadable=tuple(parts.get("unreadable", [])),
@@ -128,16 +130,23 @@ def read(text: str) -> Host:
     )
 
 
+def need_runtime(host: Host, version: str, name: str) -> str:
+    """The folder of the runtime. Raises CheckFailed where it was not built."""
+    if host.runtime is None:
+        raise CheckFailed(
+            f"the runtime with SGLang {version} is not built here",
+            host=name,
+            step="deploy",
+            next=f"invoke provision --hosts {name} --tags runtime",
+        )
+    return host.runtime
+
+
 def check(host: Host, plan: Plan, name: str) -> None:
     """Raise CheckFailed for the first thing that would stop the new server; nothing has been touched."""
     again = f"invoke provision --hosts {name}"
-    if not host.runtime:
-        raise CheckFailed(
-            f"the runtime of profile {plan.launch.profile} is not built here: {plan.runtime}",
-            host=name,
-            step="deploy",
-            next=f"{again} --tags runtime",
-        )
+    if not host.user:
+        raise CheckFailed(f"the user {plan.user} does not exist", host=name, step="deploy", next=f"{again} --tags base")
     if host.model_files < 2:
         raise CheckFailed(
             f"the model is not there: {plan.model.path} holds no config.json with weights",

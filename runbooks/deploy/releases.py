@@ -42,6 +42,9 @@ class Release:
     runtime: str
     model_path: str
     served_name: str
+    host: str
+    port: int
+    has_key: bool
     created: str
     by: str
     verdict: Verdict | None = None
@@ -114,6 +117,22 @@ def judge(conn: Connection, release: Release, verdict: Verdict, **facts: Any) ->
     judged = replace(release, verdict=verdict, **facts)
     conn.put(judged.dump().encode(), f"{release.folder}/release.json", mode=0o644)
     return judged
+
+
+def key_of(conn: Connection, release: Release) -> Secret | None:
+    """The key that a release on the host answers to; it may be another than today's."""
+    return Secret(conn.fetch(f"{release.folder}/api-key").decode().strip()) if release.has_key else None
+
+
+def restart(conn: Connection) -> None:
+    """Ask systemd for a restart and leave it to it: what happens to this connection from now on stops nothing."""
+    conn.ask(f"systemctl reset-failed {paths.UNIT_NAME} 2>/dev/null; systemctl restart --no-block {paths.UNIT_NAME}")
+
+
+def stop(conn: Connection) -> None:
+    """Stop the server and keep it down, over a reboot too. Its last state stays to be looked at."""
+    wanted = f"{SYSTEM}/multi-user.target.wants/{paths.UNIT_NAME}"
+    conn.ask(f"rm -f {wanted}; systemctl daemon-reload; systemctl stop {paths.UNIT_NAME}", deadline=180)
 
 
 def _link(name: str, target: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a runtime stands on a host: its folder is named by what is in it."""
+"""Where a runtime of the inventory stands on a host: a folder named by everything that decides what is in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from runbooks.inventory.shape import FlashAttn, Runtime
 
 
 def runtime_path(runtime: Runtime, flash_attn: FlashAttn | None) -> str:
-    """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it.
-
-    `why` and `index` say nothing about what is in it, so another mirror is the same runtime.
-    """
+    """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it."""
     pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in ("why", "index")}
     if flash_attn is not None and flash_attn.enabled:
         pinned["flash-attn"] = [flash_attn.version, flash_attn.archs]

@@ -1,0 +1,199 @@
+"""From the first write of a deploy to its verdict: write, switch, start, gate, read back, canary, or go back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from runbooks import paths
+from runbooks.canary import run_canary
+from runbooks.deploy import gate, releases
+from runbooks.deploy.look import Host
+from runbooks.deploy.releases import Release
+from runbooks.deploy.unit import Plan, render
+from runbooks.engine import lock
+from runbooks.engine.errors import RunbookError, Unreachable
+from runbooks.engine.report import Reporter
+from runbooks.engine.secret import Secret
+from runbooks.engine.transport import Connection
+from runbooks.inventory import Loaded
+from runbooks.sglang import readback
+from runbooks.sglang.flags import Value
+
+
+@dataclass(frozen=True)
+class Served:
+    """A release that came through, and what it really runs."""
+
+    release: Release
+    observed: dict[str, Value]
+
+
+@dataclass
+class Attempt:
+    """From the first write on."""
+
+    conn: Connection
+    loaded: Loaded
+    report: Reporter
+    new: Plan
+    found: Host
+    key: Secret | None
+
+    def run(self) -> Served:
+        """Raises RunbookError after the release before was brought back."""
+        previous = self.found.previous_good()
+        release = self._release()
+        releases.install(self.conn, release, render(self.new, release.number), self.key)
+        self._audit(f"release {release.number} of profile {release.profile} written; it becomes current")
+        self.report.note(f"release {release.number} is written; starting it", host=self.conn.name)
+        before = self.found.unit.get("InvocationID", "")
+        try:
+            releases.switch(self.conn, release)
+            releases.restart(self.conn)
+            start = self._gate(release, before)
+            observed = self._read_back(start)
+            self._canary()
+        except RunbookError as error:
+            self._give_up(release, previous, error)
+            raise
+        seconds = round(start.seconds, 1)
+        release = releases.judge(self.conn, release, "promoted", judged=now(), ready_seconds=seconds)
+        self._audit(f"release {release.number} promoted")
+        text = f"release {release.number} is promoted: profile {release.profile}, ready after {seconds:.0f} s"
+        self.report.note(text, host=self.conn.name, level="good")
+        return Served(release, observed)
+
+    def _release(self) -> Release:
+        return Release(
+            number=self.found.next_number,
+            profile=self.new.launch.profile,
+            content=self.new.content,
+            sglang=self.new.launch.version,
+            runtime=self.new.runtime,
+            model_path=self.new.model.path,
+            served_name=self.new.model.served_name,
+            host=self.new.host,
+            port=self.new.port,
+            has_key=self.new.has_key,
+            created=now(),
+            by=lock.who(),
+        )
+
+    def _endpoint(self, release: Release, key: Secret | None) -> gate.Endpoint:
+        return gate.Endpoint(release.host, release.port, release.served_name, key)
+
+    def _gate(self, release: Release, before: str) -> gate.Start:
+        budget = self.loaded.inventory.server.ready_budget
+        start = gate.wait(
+            self.conn, self._endpoint(release, self.key), before=before, budget=budget, report=self.report
+        )
+        return passed(start, release, self.conn.name, budget)
+
+    def _read_back(self, start: gate.Start) -> dict[str, Value]:
+        """What runs against what the profile expects."""
+        info = gate.ask(self.conn, self._endpoint(self._release(), self.key), "info").get("info")
+        observed = readback.observe(start.journal, info if isinstance(info, dict) else {})
+        expected = self.new.launch.expect
+        rows = [
+            [name, str(observed.get(name, "-")), str(expected.get(name, ""))]
+            for name in readback.SHOWN
+            if name in observed or name in expected
+        ]
+        self.report.table("what runs", ["setting", "runs", "expected"], rows, host=self.conn.name)
+        wrong = readback.compare(expected, observed)
+        if wrong:
+            raise RunbookError(
+                "the server runs with other settings than the profile expects",
+                host=self.conn.name,
+                step="deploy",
+                details=[str(one) for one in wrong],
+                next="look at `expect` of the profile, and at the runtime's version",
+            )
+        return {name: observed[name] for name in readback.SHOWN if name in observed}
+
+    def _canary(self) -> None:
+        result = run_canary(
+            self.conn,
+            server=self.loaded.inventory.server,
+            model=self.new.model,
+            battery="quick",
+            report=self.report,
+            api_key=self.key,
+        )
+        if result.verdict != "healthy":
+            raise RunbookError(
+                f"it answers, but the canary says {result.verdict}",
+                host=self.conn.name,
+                step="deploy",
+                details=[f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults][
+                    :5
+                ],
+                next=f"invoke canary --hosts {self.conn.name}",
+                page=result.page,
+            )
+
+    def _give_up(self, release: Release, previous: Release | None, error: RunbookError) -> None:
+        """Write the failure down and bring the release before back; what became of that is added to the error."""
+        name = self.conn.name
+        self.report.note(f"release {release.number} failed: {error.message}", host=name, level="error")
+        try:
+            releases.judge(self.conn, release, "failed", judged=now(), reason=error.message)
+            self._audit(f"release {release.number} failed: {error.message}")
+            if previous is None:
+                releases.stop(self.conn)
+                end = "there is no earlier release that worked: the server is stopped"
+            else:
+                bring_back(self.conn, previous, budget=self.loaded.inventory.server.ready_budget, report=self.report)
+                self._audit(f"back to release {previous.number}")
+                end = f"release {previous.number} (profile {previous.profile}) serves again"
+        except Unreachable as lost:
+            end = f"and the host was lost before the release before could be brought back: {lost.message}"
+        except RunbookError as second:
+            number = previous.number if previous else 0
+            end = f"and release {number} did not come back either: {second.message}"
+            error.details += second.details
+        error.details = (*error.details, end)
+        error.host, error.step = error.host or name, error.step or "deploy"
+
+    def _audit(self, line: str) -> None:
+        self.conn.ask(lock.audit_script(self.new.content, "deploy", (line,)))
+
+
+def passed(start: gate.Start, release: Release, name: str, budget: float) -> gate.Start:
+    """The start, if it was a healthy one. Raises RunbookError with the cause and the last lines."""
+    if start.end == "healthy":
+        return start
+    if start.end == "died" and start.cause is not None:
+        raise RunbookError(
+            f"release {release.number} died after {start.seconds:.0f} s: {start.cause.text}",
+            host=name,
+            step="deploy",
+            details=start.cause.evidence,
+            next=start.cause.next,
+            page=start.cause.page,
+        )
+    details = [f"it was {start.phase}"] + ([f"last answer: {start.last_answer[:200]}"] if start.last_answer else [])
+    raise RunbookError(
+        f"release {release.number} did not answer within {budget:.0f} s",
+        host=name,
+        step="deploy",
+        details=details + start.journal[-3:],
+        next="raise server.ready_budget if it was still making progress",
+        page="server-down",
+    )
+
+
+def bring_back(conn: Connection, release: Release, *, budget: float, report: Reporter) -> gate.Start:
+    """Switch to a release that is on the host, start it, and wait until it answers. Raises RunbookError."""
+    key = releases.key_of(conn, release)
+    before = conn.ask(f"systemctl show -p InvocationID --value {paths.UNIT_NAME}").out.strip()
+    report.note(f"bringing back release {release.number}", host=conn.name)
+    releases.switch(conn, release)
+    releases.restart(conn)
+    endpoint = gate.Endpoint(release.host, release.port, release.served_name, key)
+    return passed(gate.wait(conn, endpoint, before=before, budget=budget, report=report), release, conn.name, budget)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
