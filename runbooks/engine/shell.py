@@ -71,6 +71,7 @@ class Shell:
         self._channel = channel
         self._host = host
         self._buffer = bytearray()
+        self._errors = bytearray()
 
     @classmethod
     def start(cls, channel: paramiko.Channel, user: str, password: Secret | None, *, host: str) -> Shell:
@@ -93,23 +94,27 @@ class Shell:
         """Wait until the shell speaks. The password goes in only at sudo's own prompt, which carries our random text:
         with a cached ticket there is no prompt, and the shell would run the password as a command."""
         deadline = time.monotonic() + START_TIMEOUT
-        sent, errors = False, b""
+        sent = False
         while f"{token} begin\n".encode() not in self._buffer:
-            errors += self._receive_errors()
-            if prompt.encode() in errors and password is not None:
+            if prompt.encode() in self._errors and password is not None:
                 if sent:
-                    raise self._no_root("sudo did not take the password", errors)
+                    raise self._no_root("sudo did not take the password")
+                self._errors.clear()
                 self._channel.sendall(password.reveal().encode() + b"\n")
-                sent, errors = True, b""
-            if self._channel.closed or (self._channel.eof_received and not self._channel.recv_ready()):
-                raise self._no_root("no root shell", errors + self._receive_errors())
+                sent = True
             if time.monotonic() > deadline:
-                raise self._no_root(f"no root shell within {START_TIMEOUT:.0f} s", errors)
-            self._receive(0.05)
+                raise self._no_root(f"no root shell within {START_TIMEOUT:.0f} s")
+            try:
+                self._receive(0.05)
+            except EOFError:
+                time.sleep(0.2)  # what it said on its way out may still be under way
+                self._receive_errors()
+                raise self._no_root("no root shell") from None
         self._buffer.clear()
 
-    def _no_root(self, what: str, errors: bytes) -> Unreachable:
-        lines = [line for line in errors.decode("utf-8", "replace").splitlines() if line.strip() and "rb-" not in line]
+    def _no_root(self, what: str) -> Unreachable:
+        said = self._errors.decode("utf-8", "replace").splitlines()
+        lines = [line for line in said if line.strip() and "rb-" not in line]
         if any("password is required" in line or "terminal is required" in line for line in lines):
             return Unreachable(
                 "sudo asks for a password, and the inventory gives none",
@@ -173,6 +178,7 @@ class Shell:
 
     def _receive(self, wait: float) -> None:
         self._channel.settimeout(wait)
+        self._receive_errors()
         try:
             data = self._channel.recv(256 * 1024)
         except TimeoutError:
@@ -180,14 +186,11 @@ class Shell:
         if not data:
             raise EOFError("the shell ended")
         self._buffer += data
-        self._receive_errors()
 
-    def _receive_errors(self) -> bytes:
-        """Drain stderr, which nobody reads: a full window there would block the shell."""
-        found = b""
-        while self._channel.recv_stderr_ready():
-            found += self._channel.recv_stderr(64 * 1024)
-        return found
+    def _receive_errors(self) -> None:
+        """Keep the last of stderr, which only the start reads: a full window there would block the shell."""
+        while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(64 * 1024)):
+            self._errors = (self._errors + data)[-4096:]
 
 
 def _first_line(script: str) -> str:
