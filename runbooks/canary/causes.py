@@ -17,7 +17,7 @@ GARBAGE = ("word-salad", "loop", "one-character", "one-word", "broken-characters
 SHORT = ("empty", "too-short")
 GONE = ("dropped", "restarted", "refused", "silent")
 
-LONG = ("needle-at", "needle-above", "sampled-long")
+LONG = ("count-across", "needle-above", "sampled-long")
 PREFIX = ("repeat", "edge")
 BURST = ("burst",)
 

@@ -107,7 +107,8 @@ def _start() -> tuple[Signature, ...]:
         Signature(
             "weights-unreadable",
             r"(?:FileNotFoundError|PermissionError|OSError)[^\n]*\.(?:safetensors|json|bin)\b"
-            r"|HFValidationError|Cannot find any model weights|does not appear to have a file named|not a valid (?:JSON|model)",
+            r"|HFValidationError|Cannot find any model weights|does not appear to have a file named"
+            r"|not a valid (?:JSON|model)",
             (
                 "the model's files are missing, or the server's user may not read them (SGLang says 'No such file' "
                 "for both)"

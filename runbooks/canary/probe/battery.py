@@ -55,7 +55,7 @@ class Prompt:
 
 
 _NEEDLE = Expect(answer=(prose.NEEDLE_ANSWER,), fluent=False, known=False)
-_COUNTING = "First count from 1 to 20 on one line, separated by commas. Then give the number on the keeper's boat."
+_COUNTING = "Do not mind the text above. Count from 1 to 20 on one line, separated by commas."
 _COUNTED = Expect(answer=(r"17\D+18\D+19\D+20",), fluent=False, known=False, shortest=8)
 
 _ARITHMETIC = Prompt(
@@ -107,8 +107,8 @@ _REPEAT = Prompt(
     length=1500,
     prefix="below",
 )
-_AT = Prompt(
-    name="needle-at",
+_ACROSS = Prompt(
+    name="count-across",
     why="decoding across 2,048 tokens changes from dense to sparse attention inside one answer (sglang #26087, #37105)",
     text=_COUNTING,
     expect=_COUNTED,
@@ -197,7 +197,7 @@ QUICK: tuple[Prompt, ...] = (
     _STORY,
     _BELOW,
     _REPEAT,
-    _AT,
+    _ACROSS,
     _ABOVE,
     _SAMPLED,
     _SAMPLED_LONG,

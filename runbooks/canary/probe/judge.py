@@ -239,7 +239,7 @@ def _letters(text: str, expect: Expect, shown: str) -> Iterator[Finding]:
     if salad:
         yield Finding("word-salad", DEGRADED if expect.fluent else NOTE, f"{salad}: {shown!r}")
     elif expect.fluent and shape.lacks_function_words(text):
-        yield Finding("word-salad", DEGRADED, f"words without sentences: {shown!r}")
+        yield Finding("no-sentences", NOTE, f"hardly any 'the', 'of' or 'and' in it: {shown!r}")
 
 
 def excerpt(text: str, length: int = 120) -> str:

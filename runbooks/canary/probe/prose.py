@@ -16,8 +16,8 @@ _VERBS = """
     """.split()  # noqa: SIM905
 _ENDS = ("before noon", "after the rain", "without a word", "for the second time", "near the wall", "on the way home")
 
-NEEDLE = "The number on the keeper's boat is 7413."
-NEEDLE_QUESTION = "What is the number on the keeper's boat? Answer with the number alone."
+NEEDLE = "The secret number is 7413."
+NEEDLE_QUESTION = "What is the secret number? Answer with the number alone."
 NEEDLE_ANSWER = r"7[ ,.']?413"
 
 
@@ -38,7 +38,7 @@ def filler(words: int, seed: str) -> str:
 
 
 def with_needle(words: int, seed: str, question: str) -> str:
-    """A long text with one fact in its first third, and a question about it at the end."""
+    """A long text with one fact in its first third, and a question at the end."""
     hay = filler(words, seed).split()
     at = len(hay) // 3
     return " ".join([*hay[:at], NEEDLE, *hay[at:]]) + "\n\n" + question
