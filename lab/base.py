@@ -26,7 +26,8 @@ PACKAGES = (
 )
 # In apt's own cache, not installed: provisioning installs them, and need not fetch them for each new guest.
 WARM = (
-    "build-essential", "curl", "dkms", "gnupg", "kmod", "libnuma1", "numactl", "pciutils", "procps", "python3-dev", "python3-venv",
+    "build-essential", "curl", "dkms", "gnupg", "kmod", "libnuma1",
+    "numactl", "pciutils", "procps", "python3-dev", "python3-venv",
 )  # fmt: skip
 
 _RECIPE = """
