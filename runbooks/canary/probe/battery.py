@@ -113,7 +113,7 @@ _ACROSS = Prompt(
     text=_COUNTING,
     expect=_COUNTED,
     max_tokens=96,
-    length=THRESHOLD - 30,
+    length=THRESHOLD - 24,
 )
 _ABOVE = Prompt(
     name="needle-above",

@@ -17,6 +17,7 @@ from .reply import Reply
 from .server import About, load, look
 
 Emit = Callable[[Mapping[str, Any]], None]
+FRAME = 30  # prompt tokens, about, around the filler: template, needle and question
 ENOUGH = 3  # prompts that were answered wrongly, after which more would only cost
 
 
@@ -101,6 +102,8 @@ class Canary:
             replies = self._burst(prompt)
         else:
             replies = [(self._send(prompt, self._text(prompt)), self._expect(prompt.expect))]
+            if prompt.length:
+                self._learn(replies[0][0])
         found: list[Finding] = []
         for reply, expect in replies:
             found += [finding for finding in judge(reply, expect) if finding not in found]
@@ -123,16 +126,21 @@ class Canary:
     def _text(self, prompt: Prompt) -> str:
         if prompt.length is None:
             return prompt.text
-        words = round((prompt.length - 40) / self._cost_of_a_word()) + prompt.extra
-        return prose.with_needle(words, f"{self.seed} {prompt.prefix or prompt.name}", prompt.text)
+        self._words = round((prompt.length - FRAME) / self._cost_of_a_word()) + prompt.extra
+        return prose.with_needle(self._words, f"{self.seed} {prompt.prefix or prompt.name}", prompt.text)
 
     def _cost_of_a_word(self) -> float:
-        """Measured once with 200 words and one token of answer; then corrected by every long prompt."""
+        """Prompt tokens a word of filler: measured with 200 words and one token of answer, then learned from each
+        long prompt."""
         if self.per_word is None:
             probe = Prompt(name="measure", why="", text="", expect=Expect(), max_tokens=1)
-            reply = self._send(probe, prose.filler(200, f"{self.seed} measure"))
-            self.per_word = (reply.prompt_tokens - 8) / 200 if reply.prompt_tokens else 1.35
-        return max(self.per_word, 0.5)
+            self._words = 200
+            self._learn(self._send(probe, prose.filler(200, f"{self.seed} measure")), frame=8)
+        return max(self.per_word or 1.35, 0.5)
+
+    def _learn(self, reply: Reply, frame: int = FRAME) -> None:
+        if reply.prompt_tokens:
+            self.per_word = (reply.prompt_tokens - frame) / self._words
 
     def _send(self, prompt: Prompt, text: str) -> Reply:
         request: dict[str, Any] = {
