@@ -47,6 +47,7 @@ def stage(version: str, folder: Path) -> Path:
     package = folder / "sglang"
     package.mkdir(parents=True, exist_ok=True)
     for name, data in _package(version).items():
+        (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_bytes(data)
     return folder
 
@@ -63,7 +64,8 @@ def table(version: str) -> dict[str, object]:
 
 
 def _package(version: str) -> dict[str, bytes]:
-    files = {path.name: path.read_bytes() for path in sorted((*SOURCES.glob("*.py"), SOURCES / "words.txt"))}
+    paths = sorted((*SOURCES.rglob("*.py"), SOURCES / "words.txt"))
+    files = {path.relative_to(SOURCES).as_posix(): path.read_bytes() for path in paths}
     files["table.json"] = json.dumps(table(version), separators=(",", ":")).encode()
     return files
 
