@@ -7,8 +7,9 @@ import re
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Stage, Step
 from runbooks.inventory.shape import AptRepository, Inventory
-from runbooks.steps.checks import DriverLoaded, Gpus, OpenModules
+from runbooks.steps.checks import Gpus
 from runbooks.steps.kernel import Initramfs, blacklist, modprobe
+from runbooks.steps.nvidia import DriverLoaded, OpenModules
 from runbooks.steps.packages import AptKey, Hold, Packages, apt_pin, apt_source
 from runbooks.steps.services import Unit
 
@@ -27,7 +28,7 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
         modprobe(name, (line,), why="Option of the nvidia modules.") for name, line in driver.module_options.items()
     ]
     held = Hold(names=driver.packages)
-    loaded: list[Step] = [DriverLoaded(version=driver.version)]
+    loaded: list[Step] = [DriverLoaded(version=driver.version, has_modules=not facts.is_container)]
     if not facts.is_container:  # a container has no modules of its own to look at
         loaded.append(OpenModules())
     return [

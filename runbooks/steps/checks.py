@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Diff, Kind, Question, State, Verdict, quote, shell
+from runbooks.engine.step import Answers, Kind, Question, State, Verdict, quote, shell
 from runbooks.inventory.shape import Gpus as GpusWanted
 
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04", "26.04")}
@@ -129,58 +128,3 @@ class Gpus:
 
     def _no(self, line: str, next: str, details: list[str] | None = None) -> Verdict:
         return Verdict(ok=False, line=line, details=tuple(details or ()), next=next, page="gpu-lost")
-
-
-_LOADED = shell(
-    "cat /sys/module/nvidia/version 2>/dev/null || "
-    "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1"
-)
-_RIVALS = shell("for name in nouveau nova_core; do [ ! -d /sys/module/$name ] || echo $name; done")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriverLoaded:
-    """The nvidia module that runs is the one that is installed.
-
-    With no module loaded and the cards free it is loaded now; anything else takes a reboot.
-    """
-
-    version: str
-    id: str = "driver loaded"
-
-    def questions(self) -> tuple[Question, ...]:
-        return (_LOADED, _RIVALS)
-
-    def plan(self, answers: Answers) -> Change | None:
-        loaded = str(answers[_LOADED].get("out") or "").strip()
-        rivals = str(answers[_RIVALS].get("out") or "").split()
-        if loaded == self.version:
-            return None
-        is_version = re.fullmatch(r"[0-9.]+", loaded) is not None
-        if not is_version and not rivals:
-            script = "modprobe nvidia\nmodprobe nvidia_uvm"
-            diff = (Diff(f"load {self.version}"),)
-            return Change(script=script, diff=diff, limit=120, next="journalctl -k -n 50", page="driver-mismatch")
-        found = f"driver {loaded}" if is_version else " and ".join(rivals)
-        diff = (Diff(f"{found} is loaded, {self.version} is installed"),)
-        return Change(script="", diff=diff, reboot=True, limit=900, page="driver-mismatch")
-
-
-_LICENSE = shell("cat /proc/driver/nvidia/version 2>/dev/null; modinfo -F license nvidia 2>/dev/null")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenModules:
-    """The open kernel modules: the proprietary ones do not know Blackwell ('No devices were found')."""
-
-    id: str = "open kernel modules"
-
-    def questions(self) -> tuple[Question, ...]:
-        return (_LICENSE,)
-
-    def plan(self, answers: Answers) -> Verdict:
-        said = str(answers[_LICENSE].get("out") or "")
-        if "Open Kernel Module" in said or "Dual MIT/GPL" in said:
-            return Verdict(ok=True, line="Dual MIT/GPL")
-        details = tuple(line for line in said.splitlines() if line.strip())[:3]
-        return Verdict(ok=False, line="the nvidia module is not the open one", details=details, page="driver-mismatch")

@@ -7,24 +7,18 @@ import grp
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from runbooks.engine.secret import Secret
-from runbooks.engine.step import NO_ANSWER, Answers, Change, Question, State, Step
+from runbooks.engine.step import NO_ANSWER, Change, Question, State, Step
 
 SHELLS = [
     name for name, argv in {"dash": ["dash"], "bash": ["bash"], "busybox": ["busybox"]}.items() if shutil.which(argv[0])
 ]
 ME = f"{getpass.getuser()}:{grp.getgrgid(os.getgid()).gr_name}"
-
-
-def answered(step: Step, states: Sequence[State]) -> Answers:
-    """States for the step's questions, in their order; what is left out is absent."""
-    questions = step.questions()
-    return {question: states[n] if n < len(states) else {} for n, question in enumerate(questions)}
 
 
 class Host:

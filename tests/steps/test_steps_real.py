@@ -163,7 +163,8 @@ def test_a_command(host: Any, tmp_path: Path) -> None:
         Command(name="c", script="true")
 
 
-@pytest.mark.parametrize("host", ["dash"], indirect=True)  # seconds each: once is enough
+@pytest.mark.slow  # ensurepip takes seconds
+@pytest.mark.parametrize("host", ["dash"], indirect=True)
 def test_a_virtual_environment(host: Any, tmp_path: Path) -> None:
     venv = tmp_path / "a venv"
     step = Venv(path=str(venv))
