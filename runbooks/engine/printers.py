@@ -124,7 +124,8 @@ class RichPrinter:
         else:
             style = STYLES.get(event.data.get("state") or event.data.get("level") or "", "")
             for number, line in enumerate(event_lines(event)):
-                self._console.print(Text(line, style=style if number == 0 else _diff_style(line)), soft_wrap=True)
+                shown = style if number == 0 else _diff_style(line.removeprefix(_prefix(event)))
+                self._console.print(Text(line, style=shown), soft_wrap=True)
 
     def _table(self, event: Event) -> None:
         from rich.box import SIMPLE_HEAD
@@ -161,16 +162,13 @@ class RichPrinter:
 
 
 def event_lines(event: Event) -> list[str]:
-    """A note, a step, a stage or a result as lines of text."""
+    """A note, a step, a stage or a result as lines of text, each with its host."""
     state = event.data.get("state") or event.data.get("level") or "info"
     indent = "    " if event.kind in ("step", "output") else ""
     mark = "" if event.kind == "output" else f"{MARKS.get(state, '·')} "
     first, *more = event.text.split("\n")
-    lines = [f"{_prefix(event)}{indent}{mark}{first}", *(f"{indent}  {line}" for line in more)]
-    diff: list[str] = list(event.data.get("diff", ()))
-    lines += [f"{indent}    {line}" for line in diff]
-    lines += [f"{indent}    {line}" for line in str(event.data.get("unified", "")).splitlines()]
-    return lines
+    below = [*more, *event.data.get("diff", ()), *str(event.data.get("unified", "")).splitlines()]
+    return [f"{_prefix(event)}{indent}{mark}{first}", *(f"{_prefix(event)}{indent}    {line}" for line in below)]
 
 
 def table_lines(event: Event) -> list[str]:
