@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import runbooks.sglang
 from lab.depot import apt
 from lab.depot.part import Part, Progress
 from lab.depot.signing import Key
+from lab.standins import flash_attn, models, sglang, torch
 from lab.standins.driver.packages import HERE as DRIVER
 from lab.standins.driver.packages import packages
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import RunbookError, UsageError
 
 _TOOLS = {"dpkg-deb": "dpkg", "gpg": "gnupg"}  # command -> Debian package
+# What flash-attn's build takes beside torch: the real ones, from wherever pip of this machine gets its packages.
+BUILD_NEEDS = ("ninja==1.13.0", "packaging==26.0", "psutil==7.2.2", "setuptools==80.9.0", "wheel==0.46.3")
+_PLATFORM = ("--python-version", "3.11", "--platform", "manylinux2014_x86_64", "--only-binary", ":all:")
 _DEPOT = Path(__file__).parent
 
 
@@ -25,7 +34,15 @@ def prepare(root: Path, progress: Progress) -> None:
 
 
 def parts(root: Path) -> list[Part]:
-    return [_apt(root)]
+    wheel = _DEPOT / "wheel.py"
+    return [
+        _apt(root),
+        Part("flash-attn", "simple", [_folder(flash_attn)], lambda out, _: _ignore(flash_attn.build_sdist(out))),
+        Part("torch", "simple", [_folder(torch), wheel], lambda out, _: _ignore(torch.build_wheel(out))),
+        Part("build needs", "simple", [], _download, also=" ".join(BUILD_NEEDS)),
+        Part("sglang", "simple", [_folder(sglang), _folder(runbooks.sglang)], _sglang),
+        Part("models", "models", [Path(models.__file__)], lambda out, _: _ignore(models.write(out))),
+    ]
 
 
 def _apt(root: Path) -> Part:
@@ -39,6 +56,30 @@ def _apt(root: Path) -> Part:
 
     code = [_DEPOT / name for name in ("apt.py", "signing.py")]
     return Part("apt", "apt", [DRIVER, *code], build, also=kernel)
+
+
+def _sglang(out: Path, progress: Progress) -> None:
+    """One simulated SGLang for each version whose argument table the product knows."""
+    flags = json.loads((_folder(runbooks.sglang) / "flags.json").read_text())
+    for version in flags["versions"]:
+        sglang.build_wheel(version, out)
+
+
+def _download(out: Path, progress: Progress) -> None:
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *_PLATFORM, "--dest", str(out)]
+    done = subprocess.run([*argv, *BUILD_NEEDS], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        details = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise RunbookError("depot: pip could not download what builds need", details=details)
+
+
+def _folder(module: ModuleType) -> Path:
+    assert module.__file__ is not None
+    return Path(module.__file__).parent
+
+
+def _ignore(_result: object) -> None:
+    """A builder's return value that no part needs."""
 
 
 def _require_tools() -> None:

@@ -45,11 +45,11 @@ class Package:
 
 def packages(kernel: str, key: Path) -> list[Package]:
     """All of them. `kernel`: `uname -r` here, which is that of guests too; `key`: the repository's public key."""
-    table = [package for version in DRIVERS for package in driver(version)]
+    table = [package for version in DRIVERS for package in driver(version, kernel)]
     return [*table, *toolkit(), keyring(key), headers(kernel)]
 
 
-def driver(version: str) -> list[Package]:
+def driver(version: str, kernel: str) -> list[Package]:
     branch = version.split(".")[0]
     deb = f"{version}-1"
     same = f"(= {deb})"
@@ -65,6 +65,7 @@ def driver(version: str) -> list[Package]:
             name,
             summary,
             "dkms",
+            f"linux-headers-{kernel}",  # only here: people install them by hand, for a kernel of the host's own
             f"firmware-nvidia-gsp {same}",
             f"nvidia-kernel-support {same}",
             conflicts=(other,),
@@ -150,7 +151,7 @@ def driver(version: str) -> list[Package]:
             files={
                 "lib/systemd/system/lab-nvidia-module.service": "files/lab-nvidia-module.service",
                 "usr/lib/lab-nvidia/load-module": "files/load-module",
-                "etc/modprobe.d/nvidia.conf": "files/modprobe.conf",
+                "etc/modprobe.d/lab-nvidia.conf": "files/modprobe.conf",
             },
             scripts={"postinst": "files/kernel-support.postinst", "prerm": "files/kernel-support.prerm"},
         ),

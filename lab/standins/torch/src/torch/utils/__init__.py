@@ -1,0 +1,1 @@
+"""The lab stand-in of torch.utils."""
