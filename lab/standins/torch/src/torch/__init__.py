@@ -1,6 +1,6 @@
 """The lab stand-in of PyTorch: what the build of a CUDA extension asks for, and no tensors."""
 
-from torch import _C, cuda, version
+from . import _C, cuda, version
 
 __version__ = version.__version__
 __all__ = ["_C", "__version__", "compiled_with_cxx11_abi", "cuda", "version"]
