@@ -274,8 +274,9 @@ def _agreement(requests: Sequence[Request], point: dict[str, Any]) -> dict[str, 
         result["window"] = window
         if result["difference"] is None:
             result |= window
-    for name in ("running", "queued", "cuda_graph"):
-        result[name] = (end or {}).get(name)
+    result["cuda_graph"] = (end or {}).get("cuda_graph")
+    # At one moment a few may just have been sent; what stands there at both ends of the window is a queue.
+    result["queued"] = min(begin["queued"], end["queued"]) if _both(begin, end, "queued") else None
     if _both(before, after, "cached_tokens"):
         result["cached_tokens"] = after["cached_tokens"] - before["cached_tokens"]
     return result

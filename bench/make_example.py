@@ -1,0 +1,73 @@
+"""`python -m bench.make_example [--out FOLDER]`: makes the bundled example results again.
+
+A real run of the load generator against the lab's simulated SGLang, whose speed is fitted to the published sweep that the
+inventory names. It shows what a report looks like; it says nothing about hardware, and the report says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from runbooks.bench import EXAMPLE
+from runbooks.bench.results import as_json
+from runbooks.bench.sweep import describe, finish
+from runbooks.inventory import load
+
+ROOT = Path(__file__).parents[1]
+SERVER = "--enable-metrics --enable-cache-report --max-running-requests 64 --cuda-graph-max-bs-decode 64 --tp-size 8"
+SWEEP = "--self-check --input-len 512 --output-len 128 --warmup 2 --window 12 --drain 20"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=EXAMPLE)
+    parser.add_argument("--port", type=int, default=18451)
+    options = parser.parse_args()
+    out: Path = options.out
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "raw").mkdir(parents=True)
+    url = f"http://127.0.0.1:{options.port}"
+    launch = f"-m lab.standins.sglang.run --port {options.port} -- {SERVER} --served-model-name glm-5".split()
+    server = subprocess.Popen([sys.executable, *launch], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(f"{url}/health")
+        sweep = ["-m", "runbooks.bench.loadgen", "--url", url, "--out", str(out / "raw"), *SWEEP.split()]
+        subprocess.run([sys.executable, *sweep], cwd=ROOT, check=True)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    (out / "raw" / "run.json").rename(out / "run.json")
+    note = "lab stand-in for SGLang: simulated, its speed fitted to the reference sweep"
+    system = {"kernel": platform.platform(), "python": platform.python_version()}
+    provenance = {"system": system, "server": {"package_summary": note, "argv": f"sglang.launch_server {SERVER}"}}
+    (out / "provenance.json").write_text(as_json(provenance))
+    loaded = load(ROOT / "lab" / "inventory.yaml")
+    command = "python -m bench.make_example"
+    describe(out, loaded, next(iter(loaded.inventory.hosts)), release="example", command=command, canary=None)
+    print(finish(out).verdict.line)
+    return 0
+
+
+def wait_for(url: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            time.sleep(0.3)
+        else:
+            return
+    raise SystemExit(f"{url} did not answer within {seconds:g} s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""A results folder: what a run left behind, read back and judged. Every number comes from the raw logs, each time.
+
+run.json         what was run, where, against what; the load generator's own record; canary; hashes of the raw logs
+raw/*.bin        one log a point (loadgen/rawlog.py says how it is written)
+points.json      the numbers and the validity of each point
+provenance.json  the machine and the server, as they were
+report.md, report.html
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runbooks.bench.ceiling import Ceiling, gpu_named
+from runbooks.bench.loadgen import rawlog
+from runbooks.bench.loadgen.metrics import point_of
+from runbooks.bench.validity import Limits, faults
+from runbooks.bench.verdict import Verdict, judge
+from runbooks.engine.errors import UsageError
+from runbooks.inventory.shape import ModelShape
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A run, judged. `points` are plain values, as in points.json; `valid` and `faults` are in each."""
+
+    folder: Path
+    run: Mapping[str, Any]
+    points: tuple[Mapping[str, Any], ...]
+    verdict: Verdict
+    ceiling: Ceiling | None
+
+    @property
+    def valid(self) -> bool:
+        """Every point asked for is there and VALID, and the canary found sense afterwards."""
+        complete = len(self.points) == len(self.run["loadgen"]["sweep"])
+        return complete and all(point["valid"] for point in self.points) and not self.canary_failed
+
+    @property
+    def canary_failed(self) -> bool:
+        canary = self.run.get("canary")
+        return canary is not None and canary["verdict"] != "healthy"
+
+    @property
+    def reference(self) -> dict[int, float]:
+        return {int(b): rate for b, rate in self.run["reference"].items()}
+
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.run["loadgen"].get("server_info_before") or {})
+
+
+def assess(folder: Path) -> BenchResult:
+    """Compute a run from its raw logs. Raises UsageError when this is no results folder."""
+    run = _run_of(folder)
+    ceiling = ceiling_of(run)
+    limits = Limits.of(run["loadgen"].get("server_info_before") or {})
+    points = []
+    for log in sorted((folder / "raw").glob("*.bin")):
+        point = point_of(rawlog.decode(log.read_bytes()))
+        point["faults"] = faults(point, limits, ceiling)
+        point["valid"] = not point["faults"]
+        point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
+        point["log"] = log.name
+        points.append(point)
+    verdict = judge(
+        points,
+        ceiling=ceiling,
+        limits=limits,
+        settings=run["loadgen"].get("server_info_before") or {},
+        reference={int(b): rate for b, rate in run["reference"].items()},
+    )
+    return BenchResult(folder, run, tuple(points), verdict, ceiling)
+
+
+def ceiling_of(run: Mapping[str, Any]) -> Ceiling | None:
+    """The ceiling for the model and cards of a run; None for cards without known figures."""
+    gpu = gpu_named(run["gpus"]["name"])
+    if gpu is None or not run["gpus"]["count"]:
+        return None
+    shape = msgspec.convert(run["model"]["shape"], ModelShape)
+    loadgen = run["loadgen"]
+    ranks = (loadgen.get("server_info_before") or {}).get("tp_size") or run["gpus"]["count"]
+    return Ceiling(shape, gpu, int(ranks), loadgen["input_len"] + loadgen["output_len"] // 2)
+
+
+def write_points(result: BenchResult) -> None:
+    """points.json: the numbers, and the verdict over them."""
+    content = {"format": FORMAT, "points": result.points, "verdict": asdict(result.verdict)}
+    (result.folder / "points.json").write_text(as_json(content))
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """`differences` are paths into points.json whose value is another now; empty: identical."""
+
+    result: BenchResult
+    differences: tuple[str, ...]
+    changed_logs: tuple[str, ...]  # raw logs whose SHA-256 is not the one that the run recorded
+
+
+def recompute(folder: Path) -> Recomputed:
+    """Compute every number again from the raw logs, and hold it against points.json. Raises UsageError without one."""
+    result = assess(folder)
+    try:
+        stored = json.loads((folder / "points.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / 'points.json'}: {error}") from None
+    again = json.loads(as_json({"format": FORMAT, "points": result.points, "verdict": asdict(result.verdict)}))
+    recorded = result.run.get("raw_sha256") or {}
+    changed = tuple(sorted(name for name, digest in recorded.items() if digest_of(folder / "raw" / name) != digest))
+    return Recomputed(result, tuple(_differences(stored, again, "")), changed)
+
+
+def digest_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _run_of(folder: Path) -> dict[str, Any]:
+    try:
+        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is not a results folder: there is no run.json in it", next="ls results/") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / 'run.json'}: {error}") from None
+    if run.get("format") != FORMAT:
+        raise UsageError(f"{folder}: results of format {run.get('format')}, and this version reads format {FORMAT}")
+    return run
+
+
+def _differences(stored: Any, again: Any, where: str) -> list[str]:
+    if isinstance(stored, dict) and isinstance(again, dict):
+        keys = sorted(set(stored) | set(again))
+        return [d for key in keys for d in _differences(stored.get(key), again.get(key), f"{where}.{key}".lstrip("."))]
+    if isinstance(stored, list) and isinstance(again, list) and len(stored) == len(again):
+        pairs = enumerate(zip(stored, again, strict=True))
+        return [d for i, (a, b) in pairs for d in _differences(a, b, f"{where}[{i}]")]
+    return [] if stored == again else [where]
