@@ -53,22 +53,21 @@ TYPES: dict[str, Callable[[str], Any]] = {
 
 def parser() -> argparse.ArgumentParser:
     """From 0.5.10 on the parser calls itself `sglang serve`, whatever was typed."""
-    program = "sglang serve" if release.at_least("0.5.10") else "launch_server.py"
-    found = argparse.ArgumentParser(prog=program)
+    found = argparse.ArgumentParser(prog="sglang serve" if release.at_least("0.5.10") else "launch_server.py")
+    declare(found)
+    return found
+
+
+def declare(found: argparse.ArgumentParser) -> None:
+    """Add every argument of this release."""
     # table.json is in alphabetical order; SGLang's usage begins with the model.
     for line in sorted(release.table()["arguments"], key=lambda one: not one.get("required")):
         found.add_argument(*_options(line), **_declaration(line))
-    found.add_argument("--config", type=str, help=argparse.SUPPRESS) if not _has(found, "--config") else None
-    return found
 
 
 def _options(line: dict[str, Any]) -> list[str]:
     """BooleanOptionalAction makes the --no- forms itself."""
     return [one for one in line["options"] if not (line["kind"] == "bool" and one.startswith("--no-"))]
-
-
-def _has(found: argparse.ArgumentParser, option: str) -> bool:
-    return option in found._option_string_actions
 
 
 def _declaration(line: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import NoReturn
 
-from . import release
+from . import processes, release
 from .log import Log
 
 SETTLE = 5.0  # seconds between the death and the kill from 0.5.13.post1 on: "to let GPU activity settle"
@@ -72,7 +73,7 @@ def traceback_text(cause: str, detail: object = "") -> str:
     return "\n".join(["Traceback (most recent call last):", *shown, last.format(detail=detail)])
 
 
-def in_service(log: Log, cause: str) -> NoReturn:
+def in_service(log: Log, cause: str, children: list[subprocess.Popen[bytes]]) -> NoReturn:
     """A running server dies: the scheduler's traceback, then SIGKILL to itself.
 
     Blocks on purpose: the real one answers nobody meanwhile.
@@ -82,6 +83,7 @@ def in_service(log: Log, cause: str) -> NoReturn:
     if release.at_least("0.5.13.post1"):
         log.server(f"Sleeping {SETTLE:.0f} seconds before crash diagnostics to let GPU activity settle.")
         time.sleep(SETTLE)
+        processes.end(children)
         log.server("No live scheduler processes found; skipping py-spy and CUDA coredump.")
     kill(log)
 

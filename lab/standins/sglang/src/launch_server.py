@@ -6,12 +6,13 @@ import asyncio
 import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import arguments, death, knobs, release, resolve, startup
+from . import arguments, death, knobs, processes, release, resolve, startup
 from .api import Api
 from .http import Connection
 from .knobs import Knobs
@@ -46,8 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.server(line)
     log = Log(resolved.tp)
     log.server(startup.arguments_line(resolved))
-    _load(resolved, wanted, log)
-    return asyncio.run(_serve(resolved, wanted, log, args))
+    children = processes.spawn(resolved.tp)
+    try:
+        _load(resolved, wanted, log)
+        return asyncio.run(_serve(resolved, wanted, log, args, children))
+    finally:
+        processes.end(children)
 
 
 def _load(resolved: Resolved, wanted: Knobs, log: Log) -> None:
@@ -76,9 +81,11 @@ def _play(lines: Iterable[tuple[float, str]], seconds: float, log: Log) -> None:
         log.scheduler(text)
 
 
-async def _serve(resolved: Resolved, wanted: Knobs, log: Log, args: dict[str, Any]) -> int:
+async def _serve(
+    resolved: Resolved, wanted: Knobs, log: Log, args: dict[str, Any], children: list[subprocess.Popen[bytes]]
+) -> int:
     loop = asyncio.get_running_loop()
-    serving = Serving(resolved, wanted, log)
+    serving = Serving(resolved, wanted, log, children)
     api = Api(serving, serving.board)
     _play(startup.ready(resolved, serving.engine.limits.max_running), 0, log)
     finished = asyncio.Event()

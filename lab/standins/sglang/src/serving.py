@@ -8,12 +8,13 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import death, release, startup, words
+from . import death, processes, release, startup, words
 from .engine import Death, Engine, Limits, Pass, Request
 from .knobs import Knobs
 from .log import Log
@@ -23,14 +24,19 @@ from .resolve import Resolved
 from .speed import Speed
 from .words import Piece
 
-STATE = "/run/lab-sglang.json"  # read by the lab's nvidia-smi, to show busy cards
+STATE = (
+    "lab-sglang.json"  # read by the lab's nvidia-smi, to show busy cards; in /run, or where a hardened unit may write
+)
 HEALTH_PAUSE = 1.0  # seconds; the real handler sleeps as long between two looks
 SERVER_DRAIN = 1.0  # seconds a stop takes at least; the real one takes about 4
 
 
 class Serving:
-    def __init__(self, resolved: Resolved, knobs: Knobs, log: Log) -> None:
+    def __init__(
+        self, resolved: Resolved, knobs: Knobs, log: Log, children: Sequence[subprocess.Popen[bytes]] = ()
+    ) -> None:
         self.resolved, self.knobs, self.log = resolved, knobs, log
+        self._children = list(children)
         args = resolved.args
         self.failure = knobs.failure(resolved.facts)
         self.status = "starting"
@@ -114,7 +120,7 @@ class Serving:
         try:
             due = self.engine.advance(self._loop.time())
         except Death as cause:
-            death.in_service(self.log, str(cause))
+            death.in_service(self.log, str(cause), self._children)
         self._timer = self._loop.call_at(due, self._wake) if due is not None else None
         self._tell()
 
@@ -155,8 +161,11 @@ class Serving:
         if running == self._shown:
             return
         self._shown = running
-        with contextlib.suppress(OSError):
-            Path(STATE).write_text(json.dumps({"running": running}))
+        for folder in ("/run", os.environ.get("RUNTIME_DIRECTORY"), os.environ.get("STATE_DIRECTORY")):
+            with contextlib.suppress(OSError):
+                if folder:
+                    Path(folder, STATE).write_text(json.dumps({"running": running}))
+                    return
 
     # Health
 
@@ -201,7 +210,7 @@ class Serving:
 
     def info(self) -> dict[str, Any]:
         """/server_info: every argument, the key among them, and the scheduler's state."""
-        shown = dict(startup._named(self.resolved))
+        shown = dict(startup.named(self.resolved))
         internal = {
             **shown,
             "last_gen_throughput": self.board.gen_throughput,
@@ -252,6 +261,7 @@ class Serving:
         self._shown = -2
         self.engine.running.clear()
         self._tell()
+        processes.end(self._children)
         if not release.at_least("0.5.14"):
             os.kill(os.getpid(), signal.SIGKILL)
         finished.set()

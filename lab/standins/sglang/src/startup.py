@@ -15,10 +15,10 @@ def arguments_line(resolved: Resolved) -> str:
     """
     if release.at_least("0.5.22"):
         return f"server_args={resolved.args!r}"
-    return "server_args=ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in _named(resolved)) + ")"
+    return "server_args=ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in named(resolved)) + ")"
 
 
-def _named(resolved: Resolved) -> Iterator[tuple[str, object]]:
+def named(resolved: Resolved) -> Iterator[tuple[str, object]]:
     """Releases before 0.5.13 call the two backends nsa."""
     for key, value in resolved.args.items():
         old = key in ("dsa_prefill_backend", "dsa_decode_backend") and not release.at_least("0.5.13.post1")

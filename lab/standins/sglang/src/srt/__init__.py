@@ -1,1 +1,1 @@
-"""The part of SGLang's package layout that other programs import from."""
+"""The part of SGLang's inner package that tools import."""

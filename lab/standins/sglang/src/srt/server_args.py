@@ -1,12 +1,20 @@
-"""Where SGLang keeps its argument parser: for a program that wants a command line read, and nothing started."""
+"""`ServerArgs.add_cli_args` and `prepare_server_args`, for tools that parse a command line and start nothing."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+import argparse
 from collections.abc import Sequence
 
-from ..arguments import parse
+from .. import arguments  # noqa: TID252  the package is `sglang` where it is installed
 
 
-def prepare_server_args(argv: Sequence[str]) -> Namespace:
-    return Namespace(**parse(argv))
+class ServerArgs(argparse.Namespace):
+    """The arguments, as attributes."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        arguments.declare(parser)
+
+
+def prepare_server_args(argv: Sequence[str]) -> ServerArgs:
+    return ServerArgs(**arguments.parse(argv))
