@@ -108,7 +108,9 @@ def wait(
             start.end = "died"
             start.cause = classify("\n".join(start.journal), _kernel(conn, start.seconds), start.unit)
             break
-        report.progress("start", min(start.seconds, budget), budget, host=conn.name, unit="s", detail=_phase(start))
+        report.progress(
+            "start", round(min(start.seconds, budget)), budget, host=conn.name, unit="s", detail=_phase(start)
+        )
         if start.listens:
             answer = ask(conn, endpoint, "completion")
             start.last_answer = str(answer.get("error") or answer.get("text") or "")

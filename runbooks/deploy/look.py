@@ -27,7 +27,8 @@ echo '{mark}runtime'; for r in {runtimes}; do [ -e $r/built ] && [ -x $r/venv/bi
 echo '{mark}model'; ls -- {model} 2>/dev/null | grep -c -e '^config.json$' -e '^model.*safetensors'
 echo '{mark}user'; id -u {user} 2>/dev/null
 echo '{mark}unreadable'
-id -u {user} >/dev/null 2>&1 && timeout 20 runuser -u {user} -- find {model}/ -maxdepth 1 ! -readable 2>&1 | head -n 5
+cd /; id -u {user} >/dev/null 2>&1 &&
+  timeout 20 runuser -u {user} -- find {model}/ -maxdepth 1 ! -readable 2>&1 | head -n 5
 echo '{mark}port'
 for p in $(ss -Hltnp 'sport = :{port}' 2>/dev/null | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u); do
   grep -q '/{unit}$' /proc/$p/cgroup || echo "$p $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-120)"

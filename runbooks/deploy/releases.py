@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -147,6 +148,7 @@ def _tar(files: Mapping[str, str], key: Secret | None) -> bytes:
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name, text in [*files.items(), *([("api-key", key.reveal() + "\n")] if key else [])]:
             entry = tarfile.TarInfo(name)
+            entry.mtime = int(time.time())
             entry.mode = 0o600 if name in PRIVATE else 0o644
             entry.size = len(data := text.encode())
             archive.addfile(entry, io.BytesIO(data))
