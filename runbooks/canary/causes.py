@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-BROKEN = ("nan-stop", "nan-error", "null-logprob", "token-zero", "token-zero-strewn", "one-token", "journal-nan")
+BROKEN = (
+    "nan-stop",
+    "nan-error",
+    "null-logprob",
+    "token-zero",
+    "token-zero-strewn",
+    "one-token",
+    "constant-token",
+    "journal-nan",
+)
 GARBAGE = ("word-salad", "loop", "one-character", "one-word", "broken-characters", "wrong-answer")
 SHORT = ("empty", "too-short")
 GONE = ("dropped", "restarted", "refused", "silent")
@@ -163,7 +172,7 @@ CAUSES: tuple[Cause, ...] = (
         text="a shard on disk is not what was published: every prompt fails in the same way, from the first token on",
         fix="invoke provision --tags model (compares sizes and checksums), then deploy again",
         source="one NaN weight gives exactly this on real SGLang (0.5.9, 0.5.23)",
-        kinds=("token-zero", "token-zero-strewn", "one-token", "null-logprob", "uniform-logprobs", "journal-nan"),
+        kinds=("token-zero", "token-zero-strewn", "constant-token", "null-logprob", "uniform-logprobs", "journal-nan"),
     ),
     Cause(
         name="NaN hidden by the server itself",

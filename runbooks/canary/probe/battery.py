@@ -18,10 +18,10 @@ from .judge import Expect
 THRESHOLD = 2048
 PAGE = 64
 
-ARITHMETIC = ("What is 2+2?", Expect(answer=(r"(?<!\d)4(?!\d)", r"\bfour\b"), shortest=1))
-CAPITAL = ("What is the capital of France?", Expect(answer=("Paris",), shortest=1))
-SKY = ("What color is the sky?", Expect(answer=("blue",), shortest=1))
-COUNT = ("Count from 1 to 5.", Expect(answer=(r"1\D+2\D+3\D+4\D+5",), shortest=4))
+ARITHMETIC = ("What is 2+2?", Expect(answer=(r"(?<!\d)4(?!\d)", r"\bfour\b"), wanted="4"))
+CAPITAL = ("What is the capital of France?", Expect(answer=("Paris",), wanted="Paris"))
+SKY = ("What color is the sky?", Expect(answer=("blue",), wanted="blue"))
+COUNT = ("Count from 1 to 5.", Expect(answer=(r"1\D+2\D+3\D+4\D+5",), shortest=4, wanted="1, 2, 3, 4, 5"))
 STORY = ("Write a long story.", Expect(shortest=16))
 EASY = (ARITHMETIC, CAPITAL, SKY, COUNT)
 
@@ -54,9 +54,9 @@ class Prompt:
         return (self.length or 64) + self.extra * 2 + self.max_tokens
 
 
-_NEEDLE = Expect(answer=(prose.NEEDLE_ANSWER,), fluent=False, known=False)
+_NEEDLE = Expect(answer=(prose.NEEDLE_ANSWER,), fluent=False, known=False, wanted="7413")
 _COUNTING = "Do not mind the text above. Count from 1 to 20 on one line, separated by commas."
-_COUNTED = Expect(answer=(r"17\D+18\D+19\D+20",), fluent=False, known=False, shortest=8)
+_COUNTED = Expect(answer=(r"17\D+18\D+19\D+20",), fluent=False, known=False, shortest=8, wanted="1 to 20")
 
 _ARITHMETIC = Prompt(
     name="arithmetic",
@@ -177,7 +177,7 @@ _THINK = Prompt(
         "(rtx6kpro, GLM-5.1)"
     ),
     text="How many prime numbers lie between 100 and 200? Think it through, and check every candidate.",
-    expect=Expect(answer=(r"\b21\b", r"twenty-one"), known=False, shortest=64),
+    expect=Expect(answer=(r"\b21\b", r"twenty-one"), known=False, shortest=64, wanted="21"),
     max_tokens=2000,
     sampling=SAMPLED,
     thinking=True,

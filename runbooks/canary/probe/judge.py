@@ -44,6 +44,7 @@ class Expect:
     fluent: bool = True
     known: bool = True
     shortest: int = 1  # completion tokens
+    wanted: str = ""  # the answer, in words for people
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _numbers(reply: Reply) -> Iterator[Finding]:
         yield from _constant(entries)
         high = [entry for entry in entries if entry.value is not None and entry.value > 1e-3]
         if high:
-            yield Finding("impossible-logprob", NAN, f"a logprob above 0: {high[0].value} for {high[0].token!r}")
+            yield Finding("impossible-logprob", DEGRADED, f"a logprob above 0: {high[0].value} for {high[0].token!r}")
     elif reply.asked_logprobs and reply.answered and reply.text:
         yield Finding("no-logprobs", NOTE, "logprobs were asked for and are not in the answer")
 
@@ -165,7 +166,7 @@ def _text(reply: Reply, expect: Expect) -> Iterator[Finding]:
     yield from _loops(reply, expect, shown)
     yield from _letters(text, expect, shown)
     if expect.answer and not any(re.search(pattern, reply.content or text, re.IGNORECASE) for pattern in expect.answer):
-        yield Finding("wrong-answer", DEGRADED, f"wanted {' or '.join(expect.answer)}, got {shown!r}")
+        yield Finding("wrong-answer", DEGRADED, f"wanted {expect.wanted}, got {shown!r}")
     elif reply.completion_tokens is not None and reply.completion_tokens < expect.shortest:
         yield Finding(
             "too-short",
@@ -178,7 +179,7 @@ def _token_zero(reply: Reply, expect: Expect, shown: str) -> Iterator[Finding]:
     text = reply.text
     # A model that was never taught this prompt may stammer; finite logprobs that differ prove that its numbers are
     # sound.
-    grade = NOTE if not expect.known and not expect.fluent and _sound(reply) else NAN
+    grade = NOTE if not expect.known and not expect.fluent and sound(reply) else NAN
     character, length = shape.longest_run(text)
     only_marks = set(text.strip()) == {"!"} and len(text.strip()) >= 4
     if (character == "!" and length >= TOKEN_ZERO_RUN) or only_marks:
@@ -195,11 +196,6 @@ def _token_zero(reply: Reply, expect: Expect, shown: str) -> Iterator[Finding]:
         yield Finding("one-character", DEGRADED, f"{length} times {character!r} in a row: {shown!r}")
 
 
-def _sound(reply: Reply) -> bool:
-    values = [entry.value for entry in reply.logprobs]
-    return len(values) >= 4 and all(value is not None for value in values) and len(set(values)) > 1
-
-
 def _loops(reply: Reply, expect: Expect, shown: str) -> Iterator[Finding]:
     text = reply.text
     grade = DEGRADED if expect.known else NOTE
@@ -208,15 +204,11 @@ def _loops(reply: Reply, expect: Expect, shown: str) -> Iterator[Finding]:
     character, character_share = shape.dominant_character(text)
     if found and len(found.unit) <= 12 and found.times >= 8:
         from_start = found.start <= len(found.unit)
-        # A quality collapse comes after some sense. One token from the very first position on is argmax over NaN:
-        # always the same place.
-        nan_like = from_start and len(found.unit.strip()) <= 8 and not found.unit.strip().isdigit() and expect.known
+        # A quality collapse comes after some sense. One token from the very first position on may be argmax over NaN:
+        # the verdict compares prompts.
         where = "from the first token on" if from_start else f"from character {found.start} on"
-        yield Finding(
-            "one-token" if from_start else "loop",
-            NAN if nan_like else grade,
-            f"{found.unit!r} {found.times} times, {where}: {shown!r}",
-        )
+        kind = "one-token" if from_start and len(found.unit.strip()) <= 8 else "loop"
+        yield Finding(kind, grade, f"{found.unit!r} {found.times} times, {where}: {shown!r}")
     elif found and (found.times >= 12 or (found.times * len(found.unit) >= 200 and found.times >= 4)):
         loud = DEGRADED if expect.fluent else NOTE
         yield Finding("loop", loud, f"the text ends in a loop: {excerpt(found.unit, 60)!r} {found.times} times")
@@ -246,3 +238,9 @@ def excerpt(text: str, length: int = 120) -> str:
     """The beginning and the end of a text, on one line."""
     text = " ".join(text.split(" ")).replace("\n", "⏎")
     return text if len(text) <= length else f"{text[: length * 2 // 3]} … {text[-length // 4 :]}"
+
+
+def sound(reply: Reply) -> bool:
+    """Finite logprobs that differ: the numbers behind this answer are in order, whatever it says."""
+    values = [entry.value for entry in reply.logprobs]
+    return len(values) >= 4 and all(value is not None for value in values) and len(set(values)) > 1

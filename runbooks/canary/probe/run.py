@@ -15,6 +15,7 @@ from .client import Endpoint, complete, get
 from .judge import DEAD, DEGRADED, NAN, NOTE, Expect, Finding, excerpt, judge
 from .reply import Reply
 from .server import About, load, look
+from .verdict import Judged, Named, settle, verdict
 
 Emit = Callable[[Mapping[str, Any]], None]
 FRAME = 30  # prompt tokens, about, around the filler: template, needle and question
@@ -34,10 +35,11 @@ class Canary:
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
     requests: int = 0
     tokens: int = 0
-    findings: list[dict[str, str]] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
+    after: list[Named] = field(default_factory=list)  # what is not about one reply
+    sends_done: bool = False
     per_word: float | None = None  # prompt tokens that a word of the filler costs, as measured
     asked: list[str] = field(default_factory=list)
-    answered: int = 0
     prefixes: set[str] = field(default_factory=set)
 
     def run(self) -> str:
@@ -55,19 +57,23 @@ class Canary:
             self._ask(prompt, number, len(prompts))
             if self._certain():
                 break
-        self._after(before, began_unix)
-        verdict = self._verdict()
+        self._afterwards(before, began_unix)
+        findings = self.findings
+        said = verdict(
+            [entry.finding for entry in findings], answered=any(one.reply.status == 200 for one in self.judged)
+        )
         spent = round(time.monotonic() - self.began, 2)
         self.emit(
-            {"event": "verdict", "verdict": verdict, "findings": self.findings, "seconds": spent}
+            {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
             | {"requests": self.requests, "tokens": self.tokens, "asked": self.asked}
         )
-        return verdict
+        return said
 
     # before
 
     def _greet(self, about: About) -> None:
         self.emit({"event": "server"} | asdict(about))
+        self.sends_done = "version" in about.settings  # only SGLang has /server_info
         if about.models and self.endpoint.model not in about.models:
             self._note(f"the server has no model {self.endpoint.model!r}; asking {about.models[0]!r}")
             self.endpoint.model = about.models[0]
@@ -106,17 +112,16 @@ class Canary:
                 self._learn(replies[0][0])
         found: list[Finding] = []
         for reply, expect in replies:
-            found += [finding for finding in judge(reply, expect) if finding not in found]
-        if any(_too_long(reply) for reply, _ in replies):
-            self._note(f"{prompt.name}: longer than the server's context, not judged")
-            found = []
+            judged = judge(reply, expect)
+            if _too_long(reply):
+                self._note(f"{prompt.name}: longer than the server's context, not judged")
+                continue
+            self.judged.append(Judged(prompt.name, reply, tuple(judged)))
+            found += [finding for finding in judged if finding not in found]
         if hit_due and not replies[0][0].cached_tokens and self._cached() == cached:
-            found.append(
-                Finding("no-prefix-hit", NOTE, "the prefix cache was not used, so its failures were not looked for")
-            )
+            miss = Finding("no-prefix-hit", NOTE, "the prefix cache was not used, so its failures were not looked for")
+            self.after.append(Named(prompt.name, miss))
         self.prefixes.add(prompt.prefix)
-        self.answered += any(reply.status == 200 for reply, _ in replies)
-        self.findings += [asdict(finding) | {"prompt": prompt.name} for finding in found]
         self._show(prompt, replies[0][0], replies, found, number, of)
 
     def _cached(self) -> float | None:
@@ -206,17 +211,22 @@ class Canary:
             }
         )
 
+    @property
+    def findings(self) -> list[Named]:
+        """Everything found so far, once for each prompt."""
+        return list(dict.fromkeys([*settle(self.judged, sends_done=self.sends_done), *self.after]))
+
     def _certain(self) -> bool:
-        grades = [finding["grade"] for finding in self.findings]
-        wrong = {finding["prompt"] for finding in self.findings if finding["grade"] == DEGRADED}
-        barred = any(finding["kind"] == "unauthorised" for finding in self.findings)
-        return NAN in grades or DEAD in grades or barred or len(wrong) >= ENOUGH
+        found = self.findings
+        wrong = {entry.prompt for entry in found if entry.finding.grade == DEGRADED}
+        barred = any(entry.finding.kind == "unauthorised" for entry in found)
+        return barred or len(wrong) >= ENOUGH or any(entry.finding.grade in (NAN, DEAD) for entry in found)
 
     # afterwards
 
-    def _after(self, before: host.HostState, began: float) -> None:
+    def _afterwards(self, before: host.HostState, began: float) -> None:
         """What the server and the host look like now: a healthy answer before a crash proves nothing."""
-        gone = any(finding["kind"] in ("dropped", "silent") for finding in self.findings)
+        gone = any(entry.finding.kind in ("dropped", "silent") for entry in self.findings)
         after = host.state(self.unit)
         waited = time.monotonic() + 8  # SGLang 0.5.23 sleeps 5 s between the crash and its end
         while gone and before.pid and after.pid == before.pid and time.monotonic() < waited:
@@ -233,7 +243,7 @@ class Canary:
         if line:
             self._find("journal-nan", NAN, f"the journal says: {line}")
         status, body = get(self.endpoint, "/health", timeout=22.0)  # SGLang itself waits 20 s for a token
-        if status == 0 and not any(finding["grade"] == DEAD for finding in self.findings):
+        if status == 0 and not any(entry.finding.grade == DEAD for entry in self.findings):
             self._find("dropped", DEAD, f"/health does not answer: {body.decode()}")
         elif status >= 500:
             self._find("not-serving", DEGRADED, f"/health says {status}")
@@ -243,19 +253,15 @@ class Canary:
         grade = DEGRADED if missing else NOTE
         self._find("unfinished", grade, f"{limit:.0f} s were spent before {', '.join(names)} could be asked")
 
-    def _verdict(self) -> str:
-        grades = {finding["grade"] for finding in self.findings}
-        if NAN in grades:
-            return "nan"
-        if DEAD in grades or not self.answered:
-            return "dead"
-        return "degraded" if DEGRADED in grades else "healthy"
-
     def _find(self, kind: str, grade: str, evidence: str) -> None:
-        self.findings.append({"kind": kind, "grade": grade, "evidence": evidence, "prompt": "after"})
+        self.after.append(Named("after", Finding(kind, grade, evidence)))
 
     def _note(self, text: str) -> None:
         self.emit({"event": "note", "text": text})
+
+
+def _plain(findings: list[Named]) -> list[dict[str, str]]:
+    return [asdict(entry.finding) | {"prompt": entry.prompt} for entry in findings]
 
 
 def _too_long(reply: Reply) -> bool:
