@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from lab.depot.part import Progress
 from lab.depot.signing import Key
 from lab.standins.driver.packages import HERE, Package
 from runbooks.engine.errors import RunbookError
+
+_EPOCH = "1767225600"  # 2026-01-01, the date of every file: the same sources give the same bytes
 
 
 def build(table: Sequence[Package], key: Key, out: Path, progress: Progress) -> None:
@@ -72,7 +75,8 @@ def _build_deb(package: Package, out: Path) -> Path:
             (tree / "DEBIAN/conffiles").write_text("".join(configuration))
         tree.chmod(0o755)
         argv = ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", scratch, str(deb)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        same = {**os.environ, "SOURCE_DATE_EPOCH": _EPOCH}
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=same)
         if done.returncode != 0:
             raise RunbookError(f"depot: {package.name}: dpkg-deb failed", details=done.stderr.splitlines()[-5:])
     return deb

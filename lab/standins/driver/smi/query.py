@@ -29,7 +29,10 @@ _SECTIONS = {  # -d NAME -> the headings of the report that it shows
     "ECC": ("ECC Mode", "ECC Errors"),
     "TEMPERATURE": ("Temperature", "GPU Current Temp"),
     "POWER": ("GPU Power Readings", "GPU Memory Power Readings", "Module Power Readings"),
-    "CLOCK": ("Clocks", "Applications Clocks", "Default Applications Clocks", "Max Clocks", "Clock Policy"),
+    "CLOCK": (
+        *("Clocks", "Applications Clocks", "Default Applications Clocks", "Deferred Clocks"),
+        *("Max Clocks", "Max Customer Boost Clocks", "Clock Policy"),
+    ),
     "COMPUTE": ("Compute Mode",),
     "PIDS": ("Processes",),
     "PERFORMANCE": (

@@ -79,7 +79,7 @@ def _rows(card: Card) -> list[str]:
 
 def _process_rows(cards: Sequence[Card]) -> list[str]:
     rows = [
-        f"|{card.index:>5}   N/A  N/A{pid:>16}{'C':>7}   {name:<30.30}{f'{mib}MiB':>17} |"
+        f"|{card.index:>5}   N/A  N/A{pid:>16}{'C':>7}   {name:<30.30}{f'{mib}MiB':>16} |"
         for card in cards
         for pid, name, mib in card.processes
     ]
