@@ -1,0 +1,241 @@
+"""The downloader against a real HTTP server that behaves badly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbooks.engine.artefact import build_zipapp
+from runbooks.steps.checks import free_space
+from runbooks.steps.downloads import FETCH, Download
+
+FILES = {
+    "config.json": b'{"model_type": "glm_moe_dsa"}\n',
+    "model-00001.safetensors": bytes(range(256)) * 9000,
+    "sub folder/tök 'n'.json": b"{}",
+    "empty": b"",
+}
+
+
+class Depot(ThreadingHTTPServer):
+    """A manifest folder and a hub; `cut` maps a path to how many bytes of it are sent before the line drops, once."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files = dict(FILES)
+        self.cut: dict[str, int] = {}
+        self.token: str | None = None
+        self.ranges = True
+        self.log: list[tuple[str, str | None, str | None]] = []
+        self.manifest: bytes | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Depot
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        from urllib.parse import unquote
+
+        depot, path = self.server, unquote(self.path)
+        depot.log.append((path, self.headers.get("Range"), self.headers.get("Authorization")))
+        if depot.token and self.headers.get("Authorization") != f"Bearer {depot.token}" and "/cdn/" not in path:
+            self.send_error(401)
+        elif path == "/m/manifest.json":
+            entries = [
+                {"path": name, "size": len(data), "sha256": hashlib.sha256(FILES.get(name, data)).hexdigest()}
+                for name, data in depot.files.items()
+            ]
+            self._send(depot.manifest or json.dumps({"files": entries}).encode())
+        elif path.startswith("/api/models/o/n/tree/v1"):
+            self._tree(path)
+        elif path.startswith("/o/n/resolve/v1/"):
+            self.send_response(302)  # like the hub: large files come from another host
+            self.send_header(
+                "Location", f"http://localhost:{depot.server_address[1]}/cdn/" + self.path.split("/v1/")[1]
+            )
+            self.end_headers()
+        else:
+            self._file(re.sub(r"^/(m|cdn)/", "", path))
+
+    def _tree(self, path: str) -> None:
+        names = sorted(self.server.files)
+        half = names[2:] if "page=2" in path else names[:2]
+        entries: list[dict[str, Any]] = [{"type": "directory", "path": "sub folder"}]
+        for name in half:
+            data = self.server.files[name]
+            entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data)}
+            entry["oid"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+            if name.endswith(".safetensors"):
+                entry |= {"size": 135, "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data)}}
+            entries.append(entry)
+        headers = {} if "page=2" in path else {"Link": '</api/models/o/n/tree/v1?page=2>; rel="next"'}
+        self._send(json.dumps(entries).encode(), headers)
+
+    def _file(self, name: str) -> None:
+        data = self.server.files.get(name)
+        if data is None:
+            self.send_error(404)
+            return
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        start = int(match[1]) if match and self.server.ranges else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        self.wfile.write(data[start : start + self.server.cut.pop(name, len(data))])
+
+    def _send(self, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(200)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def depot() -> Iterator[Depot]:
+    with Depot() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fetch") / "fetch.pyz"
+    path.write_bytes(build_zipapp(FETCH, "main:main"))
+    return path
+
+
+def fetch(zipapp: Path, source: str, into: Path, *more: str, hub: str = "") -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(zipapp), "--source", source, "--into", str(into), "--identity", f"{source} main", *more]
+    env = {"HF_ENDPOINT": hub, "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "no_proxy": "*"}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=60)
+
+
+def assert_whole(folder: Path) -> None:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {name: data for name, data in found.items() if not name.startswith(".runbooks/")} == FILES
+    assert not [name for name in found if name.startswith(".runbooks/part/")]
+
+
+def look(step: Download, host: Any) -> Any:
+    return step.plan(host.ask(step.questions()))
+
+
+def test_a_folder_with_a_manifest(depot: Depot, zipapp: Path, tmp_path: Path, host: Any) -> None:
+    into, source = tmp_path / "it's here", f"{depot.url}/m/"
+    step = Download(source=source, path=str(into), size=2.3e6)
+    host.converge(step)
+    assert_whole(into)
+    assert host.ask([free_space(str(into / "x"))])
+
+    (into / "config.json").unlink()
+    depot.log.clear()
+    change = host.converge(step)
+    assert "what is missing comes" in change.diff[1].line
+    assert [path for path, _, _ in depot.log] == ["/m/manifest.json", "/m/config.json"]
+
+    with (into / "model-00001.safetensors").open("r+b") as shard:
+        shard.truncate(100)  # cut short, as an interrupted copy leaves it
+    depot.log.clear()
+    host.converge(step)
+    assert [path for path, _, _ in depot.log] == ["/m/manifest.json", "/m/model-00001.safetensors"]
+    assert_whole(into)
+
+
+def test_a_line_that_drops_is_resumed(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    depot.cut["model-00001.safetensors"] = 1_000_000
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m")
+    assert done.returncode == 0, done.stdout
+    assert ("/m/model-00001.safetensors", "bytes=1000000-", None) in depot.log
+    assert_whole(tmp_path / "m")
+
+
+def test_a_killed_download_goes_on_where_it_was(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    part = tmp_path / "m" / ".runbooks" / "part"
+    part.mkdir(parents=True)
+    (part / "model-00001.safetensors").write_bytes(FILES["model-00001.safetensors"][:2_000_000])
+    assert fetch(zipapp, f"{depot.url}/m", tmp_path / "m").returncode == 0
+    assert ("/m/model-00001.safetensors", "bytes=2000000-", None) in depot.log
+    assert_whole(tmp_path / "m")
+
+
+def test_a_server_without_ranges_sends_the_whole_again(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    depot.ranges = False
+    depot.cut["model-00001.safetensors"] = 1_000_000
+    assert fetch(zipapp, f"{depot.url}/m", tmp_path / "m").returncode == 0
+    assert_whole(tmp_path / "m")
+
+
+def test_a_file_that_is_there_is_checked_and_a_wrong_one_replaced(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_bytes(FILES["config.json"])
+    (tmp_path / "m" / "model-00001.safetensors").write_bytes(b"\0" * len(FILES["model-00001.safetensors"]))
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m")
+    assert "model-00001.safetensors: its digest is wrong, it comes again" in done.stdout
+    assert "/m/config.json" not in [path for path, _, _ in depot.log]
+    assert_whole(tmp_path / "m")
+
+
+def test_the_hub(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    """Two pages of the tree, LFS and git digests, and the token goes to the hub but not to its storage host."""
+    depot.token = "hf_s3ntinel"
+    token = tmp_path / "token"
+    token.write_text("hf_s3ntinel\n")
+    done = fetch(zipapp, "hf:o/n", tmp_path / "m", "--revision", "v1", "--token-file", str(token), hub=depot.url)
+    assert done.returncode == 0, done.stdout
+    assert "s3ntinel" not in done.stdout + done.stderr
+    assert all(auth is None for path, _, auth in depot.log if path.startswith("/cdn/"))
+    assert_whole(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (b"<html>", "is not a manifest"),
+        (b'{"files": []}', "lists no file"),
+        (b'{"files": [{"path": "../x", "size": 1}]}', "a file outside its folder: '../x'"),
+        (b'{"files": [{"path": "/etc/passwd", "size": 1}]}', "a file outside its folder"),
+        (b'{"files": [{"path": "x", "size": 900000000000000000}]}', "GB are still to come"),
+        (b'{"files": [{"path": "x", "size": 1}]}', "there is no such thing (404)"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    depot: Depot, zipapp: Path, tmp_path: Path, manifest: bytes, said: str
+) -> None:
+    depot.manifest = manifest
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m")
+    assert done.returncode == 1
+    assert said in done.stdout.splitlines()[-1]
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_refusals(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
+    depot.token = "x"
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m")
+    assert done.returncode == 1
+    assert "it wants a token" in done.stdout
+    done = fetch(zipapp, "http://127.0.0.1:1/m", tmp_path / "m")
+    assert done.returncode == 1
+    assert "refused" in done.stdout.lower()
+    assert "Traceback" not in done.stderr
