@@ -42,17 +42,20 @@ class Attempt:
 
     def run(self) -> Served:
         """Raises RunbookError after the release before was brought back."""
-        previous = self.found.previous_good()
         release = self._release()
-        releases.install(self.conn, release, render(self.new, release.number), self.key)
-        self._audit(f"release {release.number} of profile {release.profile} written; it becomes current")
-        self.report.note(f"release {release.number} is written; starting it", host=self.conn.name)
+        previous = self.found.previous_good(release.number)
+        if release.verdict is None:
+            releases.install(self.conn, release, render(self.new, release.number), self.key)
+            self._audit(f"release {release.number} of profile {release.profile} written; it becomes current")
+            self.report.note(f"release {release.number} is written; starting it", host=self.conn.name)
+        else:
+            self.report.note(f"release {release.number} is this very one; starting it again", host=self.conn.name)
         before = self.found.unit.get("InvocationID", "")
         try:
             releases.switch(self.conn, release)
             releases.restart(self.conn)
             start = self._gate(release, before)
-            observed = self._read_back(start)
+            observed = self._read_back(release, start)
             self._canary()
         except RunbookError as error:
             self._give_up(release, previous, error)
@@ -65,6 +68,11 @@ class Attempt:
         return Served(release, observed)
 
     def _release(self) -> Release:
+        """The current one, where it is what is wanted and was good (but does not serve); else a new one."""
+        current = self.found.release(self.found.current)
+        same_key = self.key is None or self.found.key_same
+        if current is not None and current.content == self.new.content and current.verdict == "promoted" and same_key:
+            return current
         return Release(
             number=self.found.next_number,
             profile=self.new.launch.profile,
@@ -90,9 +98,9 @@ class Attempt:
         )
         return passed(start, release, self.conn.name, budget)
 
-    def _read_back(self, start: gate.Start) -> dict[str, Value]:
+    def _read_back(self, release: Release, start: gate.Start) -> dict[str, Value]:
         """What runs against what the profile expects."""
-        info = gate.ask(self.conn, self._endpoint(self._release(), self.key), "info").get("info")
+        info = gate.ask(self.conn, self._endpoint(release, self.key), "info").get("info")
         observed = readback.observe(start.journal, info if isinstance(info, dict) else {})
         expected = self.new.launch.expect
         rows = [
@@ -138,7 +146,8 @@ class Attempt:
         name = self.conn.name
         self.report.note(f"release {release.number} failed: {error.message}", host=name, level="error")
         try:
-            releases.judge(self.conn, release, "failed", judged=now(), reason=error.message)
+            if release.verdict is None:
+                releases.judge(self.conn, release, "failed", judged=now(), reason=error.message)
             self._audit(f"release {release.number} failed: {error.message}")
             if previous is None:
                 releases.stop(self.conn)

@@ -43,7 +43,7 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("weights loaded", re.compile(r"Load weight end")),
     ("making the KV cache", re.compile(r"KV Cache is allocated|Memory pool end")),
     ("capturing graphs", re.compile(r"Capturing batches.*?\| *(\d+)/(\d+)")),
-    ("capturing graphs", re.compile(r"Capture .*cuda graph begin")),
+    ("capturing graphs", re.compile(r"Capture .*cuda graph begin", re.IGNORECASE)),
     ("compiling kernels", re.compile(r"autotune|Tuning|JIT compil|Loading JIT ops", re.IGNORECASE)),
     ("warming up", re.compile(r"Uvicorn running|Application startup complete")),
     ("ready", re.compile(r"fired up and ready to roll")),

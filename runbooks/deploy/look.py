@@ -77,13 +77,10 @@ class Host:
     def next_number(self) -> int:
         return max([0, *(release.number for release in self.releases)]) + 1
 
-    def previous_good(self) -> Release | None:
-        """What to go back to: the release that serves if it was promoted, else the newest that was."""
-        current = self.release(self.current)
-        if current is not None and current.verdict == "promoted":
-            return current
-        good = [release for release in self.releases if release.verdict == "promoted"]
-        return max(good, key=lambda release: release.number, default=None)
+    def previous_good(self, but: int) -> Release | None:
+        """What to go back to: the release that serves if it was promoted, else the newest that was; never `but`."""
+        good = [release for release in self.releases if release.verdict == "promoted" and release.number != but]
+        return max(good, key=lambda release: (release.number == self.current, release.number), default=None)
 
 
 def look(

@@ -44,7 +44,7 @@ _ATTENTION = re.compile(r"Use ([dn]sa) attention backend")
 _PAGES = re.compile(r"Setting page size to (\d+)")
 _DTYPE = re.compile(r"(?:Using KV cache dtype: |KV Cache is allocated\. dtype: )(torch\.\w+)")
 _POOL = re.compile(r"max_total_num_tokens=(\d+).*?max_running_requests=(\d+)")
-_GRAPHS = re.compile(r"Capture (?:\w+ )?cuda graph bs \[([\d, ]+)\]")
+_GRAPHS = re.compile(r"Capture (?:target decode )?cuda graph(?: end\.)? bs[ =]\[([\d, ]+)\]", re.IGNORECASE)
 _NO_GRAPHS = "Cuda graph is disabled because"
 _ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _ONE_ARGUMENT = re.compile(r"'?(\w+)'?(?:=|: )('[^']*'|None|True|False|-?[\d.]+)(?=[,)}])")
