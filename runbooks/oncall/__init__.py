@@ -1,0 +1,75 @@
+"""The on-call pages: Markdown files beside this one, shown in the terminal by `invoke runbook PAGE`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from runbooks.engine.errors import UsageError
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Page:
+    """`title` is the first heading, `summary` the first line below it."""
+
+    name: str
+    title: str
+    summary: str
+    text: str
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.md"))
+
+
+def load(name: str) -> Page:
+    """One page. Raises UsageError with the nearest name where there is none."""
+    if name not in names():
+        near = get_close_matches(name, names(), n=1, cutoff=0.4)
+        raise UsageError(
+            f"there is no page {name!r}",
+            details=[f"did you mean {near[0]}?"] if near else [f"the pages are: {', '.join(names())}"],
+            next=f"invoke runbook {near[0]}" if near else "invoke runbook",
+        )
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Page(name, lines[0].removeprefix("# "), lines[1], text)
+
+
+def show(name: str = "") -> int:
+    """Show a page, or list them all; on a terminal with rich, elsewhere as the plain Markdown that it is."""
+    plain = not sys.stdout.isatty()
+    if not name:
+        _list(plain)
+        return 0
+    page = load(name)
+    if plain:
+        print(page.text.rstrip())
+        return 0
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(100, Console().width)).print(Markdown(page.text, code_theme="ansi_dark"))
+    return 0
+
+
+def _list(plain: bool) -> None:
+    pages = [load(name) for name in names()]
+    if plain:
+        width = max(len(page.name) for page in pages)
+        for page in pages:
+            print(f"{page.name:<{width}}  {page.summary}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("page", "when", box=None, pad_edge=False)
+    for page in pages:
+        table.add_row(page.name, page.summary)
+    console = Console()
+    console.print(table)
+    console.print("\n[dim]invoke runbook PAGE[/dim]")
