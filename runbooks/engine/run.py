@@ -176,8 +176,10 @@ class _Run:
     def _say_stage(self, stage: Stage, state: str, began: float, *, changed: int = 0, text: str = "") -> None:
         total = len(stage.steps)
         counts = f"{changed} of {total} " + ("would change" if self._options.check else "changed")
-        text = text or f"{stage.name}   " + (counts if changed else f"{total} ok")
-        self._say("stage", text, state=state, ok=total - changed, changed=changed, seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        took = f"   {seconds:.0f} s" if seconds >= 1 else ""
+        text = text or f"{stage.name}   " + (counts if changed else f"{total} ok") + took
+        self._say("stage", text, state=state, ok=total - changed, changed=changed, seconds=seconds)
 
     def _say(self, kind: str, text: str, **data: object) -> None:
         self._report.emit(kind, text, host=self._connection.name, **data)
