@@ -60,7 +60,7 @@ class Answer:
         return shapes.usage(self.requests, self.head.dialect, cache_report=self.options.cache_report)
 
     def begin(self) -> None:
-        if self.options.stream:
+        if self.options.stream and not self.head.dialect.late_head:
             self.sink.begin()
 
     def token(self, request: Request, piece: Piece) -> None:

@@ -34,7 +34,7 @@ class Connection(asyncio.Protocol):
         self._handle, self._log = handle, log
         self._buffer = bytearray()
         self._call: Call | None = None
-        self._close_after = False
+        self._close_after = self._streaming = False
         self.on_gone: Callable[[], None] | None = None  # the client left before the response was complete
         self.on_done: Callable[[], None] | None = None
         self.on_status: Callable[[int], None] | None = None
@@ -102,9 +102,12 @@ class Connection(asyncio.Protocol):
         self._done()
 
     def begin(self) -> None:
+        self._streaming = True
         self._write(self._head(200, ["content-type: text/event-stream; charset=utf-8"], chunked=True))
 
     def chunk(self, text: str) -> None:
+        if not self._streaming:
+            self.begin()
         data = text.encode()
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -143,4 +146,4 @@ class Connection(asyncio.Protocol):
         if self.on_done:
             self.on_done()
         self.on_gone = self.on_done = self.on_status = None
-        self._call = None
+        self._call, self._streaming = None, False

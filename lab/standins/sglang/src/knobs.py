@@ -47,6 +47,7 @@ class Knobs:
     c0: float = 18.4
     c1: float = 41.8
     c2: float = 0.129
+    drain: float = 1.0  # a stop takes at least so long; the real one about 4 s
     prefill_ms: float = 0.02  # for one prompt token that is not cached
     graph_max_bs: int | None = None  # None: from the arguments, else 512
     eager_factor: float = 1.6  # a step without CUDA graph takes so much longer

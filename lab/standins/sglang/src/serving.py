@@ -28,7 +28,6 @@ STATE = (
     "lab-sglang.json"  # read by the lab's nvidia-smi, to show busy cards; in /run, or where a hardened unit may write
 )
 HEALTH_PAUSE = 1.0  # seconds; the real handler sleeps as long between two looks
-SERVER_DRAIN = 1.0  # seconds a stop takes at least; the real one takes about 4
 
 
 class Serving:
@@ -247,7 +246,7 @@ class Serving:
             return
         self.status = "stopping"
         self.log.server("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-        self._loop.call_later(SERVER_DRAIN, self._drained, finished)
+        self._loop.call_later(self.knobs.drain, self._drained, finished)
 
     def _drained(self, finished: asyncio.Event) -> None:
         left = [*self.engine.running, *self.engine.waiting]
@@ -256,7 +255,7 @@ class Serving:
             f"Gracefully exiting... Remaining number of requests {len(left)}. Remaining requests remaining_rids={ids}."
         )
         if left and not self.engine._hung():
-            self._loop.call_later(SERVER_DRAIN, self._drained, finished)
+            self._loop.call_later(self.knobs.drain, self._drained, finished)
             return
         self._shown = -2
         self.engine.running.clear()

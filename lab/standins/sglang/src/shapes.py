@@ -30,13 +30,14 @@ def quoted(text: str) -> str:
 class Dialect:
     """What one release writes."""
 
+    late_head: bool  # 0.5.10: the 200 of a stream waits for the first token, so that a bad request can still be a 400
     lean_delta: bool  # 0.5.13.post1
     weight_versions: bool  # 0.5.19
     completion_details: bool  # 0.5.23
 
     @classmethod
     def of(cls, version: str) -> Dialect:
-        return cls(*(release.at_least(one, this=version) for one in ("0.5.13.post1", "0.5.19", "0.5.23")))
+        return cls(*(release.at_least(one, this=version) for one in ("0.5.10", "0.5.13.post1", "0.5.19", "0.5.23")))
 
 
 @dataclass(frozen=True)
