@@ -1,12 +1,13 @@
 """`python -m bench.make_example [--out FOLDER]`: makes the bundled example results again.
 
-A real run of the load generator against the lab's simulated SGLang, whose speed is fitted to the published sweep that the
-inventory names. It shows what a report looks like; it says nothing about hardware, and the report says so.
+A real run of the load generator against the lab's simulated SGLang, whose speed is fitted to the published sweep that
+the inventory names. It shows what a report looks like; it says nothing about hardware, and the report says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from runbooks.bench import EXAMPLE
 from runbooks.bench.results import as_json
@@ -42,6 +44,7 @@ def main() -> int:
         wait_for(f"{url}/health")
         sweep = ["-m", "runbooks.bench.loadgen", "--url", url, "--out", str(out / "raw"), *SWEEP.split()]
         subprocess.run([sys.executable, *sweep], cwd=ROOT, check=True)
+        canary = ask_canary(url)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
@@ -52,9 +55,19 @@ def main() -> int:
     (out / "provenance.json").write_text(as_json(provenance))
     loaded = load(ROOT / "lab" / "inventory.yaml")
     command = "python -m bench.make_example"
-    describe(out, loaded, next(iter(loaded.inventory.hosts)), release="example", command=command, canary=None)
+    describe(out, loaded, next(iter(loaded.inventory.hosts)), release="example", command=command, canary=canary)
     print(finish(out).verdict.line)
     return 0
+
+
+def ask_canary(url: str) -> dict[str, Any]:
+    """The quick battery, as run_canary asks it on a host."""
+    call = "from runbooks.canary.probe.cli import main; raise SystemExit(main())"
+    words = ["-c", call, "--url", url, "--model", "glm-5"]
+    told = subprocess.run([sys.executable, *words], cwd=ROOT, check=False, capture_output=True, text=True)
+    verdict: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    found = [f"{one['prompt']}: {one['evidence']}" for one in verdict["findings"] if one["grade"] != "note"]
+    return {"verdict": verdict["verdict"], "found": found, "requests": verdict["requests"]}
 
 
 def wait_for(url: str, seconds: float = 60.0) -> None:

@@ -50,7 +50,9 @@ class Plot:
             path = " ".join(f"{'M' if i == 0 else 'L'}{x:.1f} {y:.1f}" for i, (x, y, _) in enumerate(known))
             self.parts.append(f'<path class="line {line.style}" d="{path}"/>')
         if line.marks:
-            self.parts += [f'<circle class="dot {line.style}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y, _ in known]
+            size = 8 if line.style == "reference" else 4  # a ring around what is compared with it
+            dot = f'class="dot {line.style}" r="{size}"'
+            self.parts += [f'<circle {dot} cx="{x:.1f}" cy="{y:.1f}"/>' for x, y, _ in known]
         if line.values:
             self.parts += [self._value(x, y, number(value)) for x, y, value in known]
 

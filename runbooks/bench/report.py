@@ -159,7 +159,11 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
         ("prompt tokens cached", f"{cached / prompt:.1%}" if prompt else "not told", cached <= 0.05 * prompt),
         ("CUDA graphs", graphs, not limits.graphs_off and (limits.graph_max or top) >= top),
         ("client lateness p99", f"{late:.2g} ms", all(not _late(p) for p in points)),
-        ("null server", f"{min(check['rate'], check['seen_rate']):,.0f}/s" if check else "not run", bool(check and check["ok"])),
+        (
+            "null server",
+            f"{min(check['rate'], check['seen_rate']):,.0f}/s" if check else "not run",
+            bool(check and check["ok"]),
+        ),
         ("canary afterwards", canary["verdict"] if canary else "not run", bool(canary) and not result.canary_failed),
     ]
 

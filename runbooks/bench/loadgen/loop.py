@@ -123,6 +123,7 @@ class Worker:
             if self.board.phase != phase:
                 phase = self.board.phase
                 self._mark(phase)
+                housekeeping = 0.0
             now = time.perf_counter()
             if now >= housekeeping:
                 housekeeping = now + 0.02 if any(not s.busy for s in self.streams) else now + 0.25

@@ -1,0 +1,150 @@
+"""The bundled example: recomputed to the same numbers, rendered, and spoilt in ways that must show."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbooks.bench import EXAMPLE, assess, recompute, recompute_run, report_only
+from runbooks.bench.hosts import streams_of
+from runbooks.bench.report import write
+from runbooks.bench.results import BenchResult
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.report import Event, Reporter
+
+
+class Kept:
+    """A printer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def example() -> BenchResult:
+    return assess(EXAMPLE)
+
+
+def spoilt(tmp_path: Path, **changes: Any) -> Path:
+    """A copy of the example, with the smallest raw logs only, and run.json changed."""
+    folder = tmp_path / "run"
+    shutil.copytree(EXAMPLE, folder)
+    for log in sorted((folder / "raw").glob("*.bin"))[3:]:
+        log.unlink()
+    run = json.loads((folder / "run.json").read_text())
+    run["raw_sha256"] = {name: digest for name, digest in run["raw_sha256"].items() if (folder / "raw" / name).exists()}
+    (folder / "run.json").write_text(json.dumps(run | changes))
+    return folder
+
+
+def test_every_number_comes_out_again_from_the_raw_logs() -> None:
+    again = recompute(EXAMPLE)
+    assert again.differences == ()
+    assert again.changed_logs == ()
+    assert [point["concurrency"] for point in again.result.points] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_changed_number_and_a_changed_log_are_found(tmp_path: Path) -> None:
+    folder = spoilt(tmp_path)
+    stored = json.loads((folder / "points.json").read_text())
+    stored["points"] = stored["points"][:3]
+    stored["points"][1]["tok_s"] *= 1.5
+    (folder / "points.json").write_text(json.dumps(stored))
+    log = next((folder / "raw").glob("02*.bin"))
+    log.write_bytes(log.read_bytes()[:-40])
+    again = recompute(folder)
+    assert "points[1].tok_s" in again.differences
+    assert again.changed_logs == (log.name,)
+    with pytest.raises(RunbookError, match="does not come out the same"):
+        recompute_run(folder, Reporter(Kept()))
+
+
+def test_the_example_says_that_it_is_no_hardware_and_begins_with_the_verdict(
+    example: BenchResult, tmp_path: Path
+) -> None:
+    write(example, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "Not hardware" in page
+    assert "stand-in" in text
+    assert text.startswith(f"# {example.verdict.word}:")
+    body = page[page.index("<body>") :]
+    assert body.index(f'<p class="word">{example.verdict.word}</p>') < body.index("<table>")
+    assert not re.search(r'(?:src|href)="|@import|url\(|<script', page)  # nothing is fetched
+    assert page.count("<svg") == 5
+    assert "VALID" in page
+
+
+def test_the_example_agrees_with_its_server_and_with_the_sweep_it_was_fitted_to(example: BenchResult) -> None:
+    for point in example.points:
+        assert abs(point["server"]["difference"]) < 0.01
+        assert point["requests"]["failed"] == 0
+        assert point["valid"], point["faults"]
+        assert point["decode_tok_s"] == pytest.approx(example.reference[point["concurrency"]], rel=0.05)
+
+
+def test_an_invalid_point_is_never_drawn_as_valid(tmp_path: Path) -> None:
+    folder = spoilt(tmp_path)
+    run = json.loads((folder / "run.json").read_text())
+    run["loadgen"]["server_info_before"]["cuda_graph_max_bs_decode"] = 2
+    (folder / "run.json").write_text(json.dumps(run))
+    result = assess(folder)
+    assert [point["valid"] for point in result.points] == [True, True, False]
+    assert not result.valid
+    write(result, folder)
+    page = (folder / "report.html").read_text()
+    assert page.count('<path class="cross"') == 1
+    assert 'class="invalid"' in page
+    assert "4 streams INVALID: CUDA graphs end at 2 streams" in page
+    chart = page[page.index("Throughput against concurrency</h2>") :].split("</svg>")[0]
+    assert chart.count('class="dot measured"') == 2
+    assert result.verdict.shares[-1].b == 2
+
+
+def test_a_run_without_one_valid_point_still_has_a_report(tmp_path: Path) -> None:
+    folder = spoilt(tmp_path)
+    run = json.loads((folder / "run.json").read_text())
+    run["loadgen"]["server_info_before"]["max_running_requests"] = 0.5
+    run["gpus"]["name"] = "Voodoo 2"
+    for log in (folder / "raw").glob("*.bin"):
+        log.unlink()
+    (folder / "run.json").write_text(json.dumps(run))
+    result = assess(folder)
+    assert result.verdict.word == "no verdict"
+    write(result, folder)
+    assert "no verdict" in (folder / "report.html").read_text()
+
+
+def test_report_only_shows_the_table_and_writes_the_page(tmp_path: Path) -> None:
+    kept = Kept()
+    assert report_only(None, tmp_path / "out", Reporter(kept)) == 0
+    assert (tmp_path / "out" / "report.html").exists()
+    table = next(event for event in kept.events if event.kind == "table")
+    assert [row[0] for row in table.data["rows"]] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert "reference" in table.data["columns"]
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a results folder"):
+        report_only(tmp_path, tmp_path / "out", Reporter(Kept()))
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UsageError, match=r"run\.json"):
+        recompute_run(tmp_path, Reporter(Kept()))
+    (tmp_path / "run.json").write_text('{"format": 99}')
+    with pytest.raises(UsageError, match="format 99"):
+        assess(tmp_path)
+    assert streams_of(["1,2", "8"]) == (1, 2, 8)
+    for word in ("0", "many", "-3", "99999"):
+        with pytest.raises(UsageError, match="not a number of streams"):
+            streams_of([word])
