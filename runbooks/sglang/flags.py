@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -91,6 +91,7 @@ def renamed() -> Mapping[str, str]:
     return {name: dest for name, dest in newest.items() if name != dest}
 
 
+@cache
 def canonical(name: str) -> str:
     """`nsa_decode_backend`, `--fp4-gemm-backend`, `tp` -> today's dest. An unknown name comes back as it is."""
     plain = _name(name)
@@ -118,11 +119,25 @@ class Table:
     note: str | None
     arguments: tuple[Argument, ...]
 
+    @cached_property
+    def _known(self) -> Mapping[str, Argument]:
+        """By canonical name; a current argument before a deprecated alias of it."""
+        known: dict[str, Argument] = {}
+        for argument in sorted(self.arguments, key=lambda argument: argument.deprecated):
+            if argument.kind in ("store", "flag", "bool"):
+                known.setdefault(canonical(argument.dest), argument)
+        return known
+
+    @cached_property
+    def _parser(self) -> _Parser:
+        parser = _Parser(prog="launch_server.py", add_help=False)
+        for argument in self.arguments:
+            parser.add_argument(*argument.options, **_declaration(argument))
+        return parser
+
     def find(self, name: str) -> Argument | None:
-        """The argument for a name, a current one before a deprecated alias of it."""
-        wanted = canonical(name)
-        found = [a for a in self.arguments if a.kind in ("store", "flag", "bool") and canonical(a.dest) == wanted]
-        return min(found, key=lambda argument: argument.deprecated, default=None)
+        """The argument for a name, whichever of its names that is."""
+        return self._known.get(canonical(name))
 
     def spell(self, name: str, value: Value) -> list[str]:
         """The words of the command line for one argument. Raises UsageError for what this version does not take."""
@@ -139,10 +154,7 @@ class Table:
 
     def parse(self, argv: Sequence[str]) -> dict[str, object]:
         """What the launcher's own parser makes of an argv, abbreviations and all. Raises UsageError with its words."""
-        parser = _Parser(prog="launch_server.py", add_help=False)
-        for argument in self.arguments:
-            parser.add_argument(*argument.options, **_declaration(argument))
-        return vars(parser.parse_args(list(argv)))
+        return vars(self._parser.parse_args(list(argv)))
 
     def _stored(self, argument: Argument, name: str, value: Value) -> list[str]:
         words = str(value).split() if argument.nargs in ("+", "*") else [_text(value)]
@@ -187,8 +199,7 @@ class Table:
             details.append(f"it exists in {_runs(gone)}")
         if note := REPLACED.get(plain):
             details.append(note)
-        names = {canonical(argument.dest) for argument in self.arguments}
-        return UsageError(f"SGLang {self.version} has no argument {name!r}{_near(plain, names)}", details=details)
+        return UsageError(f"SGLang {self.version} has no argument {name!r}{_near(plain, self._known)}", details=details)
 
 
 REPLACED: Mapping[str, str] = {

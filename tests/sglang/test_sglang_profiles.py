@@ -1,0 +1,163 @@
+"""Every shipped profile under every version: spelled so that the launcher's parser takes it, or refused by us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runbooks.engine.errors import UsageError
+from runbooks.inventory import load
+from runbooks.inventory.shape import Inventory, Profile, Scalar
+from runbooks.sglang.argv import build, fitting, resolve
+from runbooks.sglang.flags import table, versions
+from runbooks.sglang.rules import RULES, Setting, broken
+
+SHIPPED = load(Path(__file__).parents[2] / "inventory.yaml").inventory
+MODEL = SHIPPED.models[SHIPPED.model]
+RUNTIME = SHIPPED.runtimes[SHIPPED.runtime]
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_shipped_profile_is_spelled_or_refused_with_a_reason(version: str) -> None:
+    runtime = msgspec.structs.replace(RUNTIME, sglang=version)
+    spelled, refused = 0, list[UsageError]()
+    for name in SHIPPED.profiles:
+        try:
+            launch = build(SHIPPED, name, model=MODEL, runtime=runtime)
+        except UsageError as error:
+            refused.append(error)
+            continue
+        parsed = table(version).parse(launch.argv)
+        assert parsed["model_path"] == MODEL.path
+        assert not [word for word in launch.argv if word == "None"]
+        spelled += 1
+    assert all(error.details for error in refused)
+    assert spelled >= 4, f"only {spelled} profiles fit {version}"
+
+
+def test_final_and_baseline_fit_the_shipped_runtime() -> None:
+    fit = fitting(SHIPPED, model=MODEL, runtime=RUNTIME)
+    assert {"baseline", "final", "trtllm", "dense", "ep8"} <= set(fit)
+    assert "mtp" not in fit
+    with_mtp = msgspec.structs.replace(MODEL, shape=msgspec.structs.replace(MODEL.shape, has_mtp_layer=True))
+    assert "mtp" in fitting(SHIPPED, model=with_mtp, runtime=RUNTIME)
+
+
+def test_every_profile_fits_some_version_with_a_model_that_has_everything() -> None:
+    model = msgspec.structs.replace(MODEL, shape=msgspec.structs.replace(MODEL.shape, has_mtp_layer=True))
+    runtimes = [msgspec.structs.replace(RUNTIME, sglang=version) for version in versions()]
+    fit = {name for runtime in runtimes for name in fitting(SHIPPED, model=model, runtime=runtime)}
+    assert fit == set(SHIPPED.profiles)
+
+
+def test_a_refusal_names_reason_source_and_the_profiles_that_fit() -> None:
+    with pytest.raises(UsageError) as refused:
+        build(SHIPPED, "final", model=MODEL, runtime=msgspec.structs.replace(RUNTIME, sglang="0.5.9"))
+    text = str(refused.value)
+    assert "'flashinfer_sparse_mla' is no choice of --nsa-prefill-backend in SGLang 0.5.9" in text
+    assert "profiles that fit: baseline, " in text
+    assert refused.value.exit_code == 2
+
+
+def _with(**profiles: Profile) -> Inventory:
+    return msgspec.structs.replace(SHIPPED, profiles={**SHIPPED.profiles, **profiles})
+
+
+def test_inheritance_takes_away_and_an_expectation_goes_with_its_argument() -> None:
+    inventory = _with(mine=Profile(why="", extends="final", args={"nsa_decode_backend": "trtllm", "page_size": None}))
+    mine = resolve(inventory.profiles, "mine")
+    assert mine.args["dsa_decode_backend"] == "trtllm"
+    assert "page_size" not in mine.args
+    assert not {"dsa_decode_backend", "page_size"} & set(mine.expect)
+    assert mine.expect["dsa_prefill_backend"] == "flashinfer_sparse_mla"
+    assert "NCCL_P2P_DISABLE" not in resolve(SHIPPED.profiles, "p2p").env
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ({"api_key": "secret"}, "server.api_key"),
+        ({"port": 1}, "server.port"),
+        ({"model": "x"}, "models.NAME.path"),
+        ({"nsa_decode_backend": "fa3", "dsa_decode_backend": "fa3"}, "are the same argument"),
+    ],
+)
+def test_what_a_profile_may_not_say(args: dict[str, Scalar | None], part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        build(_with(bad=Profile(why="", args=args)), "bad", model=MODEL, runtime=RUNTIME)
+
+
+def test_environment_names_are_checked() -> None:
+    with pytest.raises(UsageError) as refused:
+        build(_with(bad=Profile(why="", env={"A B": "x", "C": "a\nb"})), "bad", model=MODEL, runtime=RUNTIME)
+    assert "'A B' is no name of a variable" in str(refused.value)
+    assert "C holds a line break" in str(refused.value)
+
+
+def test_a_cpu_profile_is_not_split_over_gpus() -> None:
+    inventory = _with(cpu=Profile(why="", args={"device": "cpu", "attention_backend": "torch_native"}))
+    assert "--tp-size" not in build(inventory, "cpu", model=MODEL, runtime=RUNTIME).argv
+
+
+def _broken(args: dict[str, Scalar], version: str = "0.5.23") -> list[str]:
+    setting = Setting({"tp_size": 8, **args}, version, MODEL, SHIPPED.gpus, SHIPPED.bench)
+    return [rule.id for rule in broken(setting)]
+
+
+RULE_CASES: list[tuple[str, dict[str, Scalar]]] = [
+    ("memory fraction", {"mem_fraction_static": 1.2}),
+    ("memory fraction", {"mem_fraction_static": 0.0}),
+    ("tensor parallel size", {"tp_size": 4}),
+    ("uneven split", {"tp_size": 6}),
+    ("expert parallel size", {"ep_size": 3}),
+    ("two-batch overlap", {"enable_two_batch_overlap": True}),
+    ("two-batch overlap", {"enable_two_batch_overlap": True, "moe_a2a_backend": "none"}),
+    ("tilelang needs bf16 KV", {"dsa_decode_backend": "tilelang", "kv_cache_dtype": "fp8_e4m3"}),
+    ("FlashInfer sparse MLA needs fp8 KV", {"dsa_decode_backend": "flashinfer_sparse_mla", "kv_cache_dtype": "bf16"}),
+    ("FlashInfer sparse MLA needs pages of 64", {"dsa_decode_backend": "flashinfer_sparse_mla", "page_size": 1}),
+    ("DSA KV dtype", {"kv_cache_dtype": "fp8_e5m2"}),
+    ("DSA backend without DSA", {"attention_backend": "triton", "dsa_decode_backend": "trtllm"}),
+    ("packed FP8 cache under dense attention", {"attention_backend": "flashinfer", "kv_cache_dtype": "fp8_e4m3"}),
+    ("quantization", {"quantization": "fp8"}),
+    ("trtllm before 0.5.9", {"dsa_decode_backend": "trtllm"}),
+    ("speculation without an MTP layer", {"speculative_algorithm": "EAGLE"}),
+    ("speculation without an MTP layer", {"speculative_algorithm": "NEXTN"}),
+    ("graphs below the swept concurrency", {"cuda_graph_max_bs_decode": 32}),
+    ("fewer running requests than streams", {"max_running_requests": 8}),
+    ("torch.compile without padding", {"enable_torch_compile": True, "disable_cuda_graph_padding": True}),
+    ("all-reduce fusion on SM120", {"enable_flashinfer_allreduce_fusion": True}),
+    ("all-reduce fusion on SM120", {"flashinfer_allreduce_fusion_backend": "auto"}),
+    ("context longer than the model", {"context_length": 300000}),
+]
+
+
+@pytest.mark.parametrize(("rule", "args"), RULE_CASES, ids=str)
+def test_a_combination_known_to_fail_is_refused(rule: str, args: dict[str, Scalar]) -> None:
+    assert rule in _broken(args, version="0.5.8.post1" if "before 0.5.9" in rule else "0.5.23")
+
+
+def test_every_rule_has_a_case_and_a_reason() -> None:
+    assert {rule.id for rule in RULES} == {rule for rule, _ in RULE_CASES}
+    for rule in RULES:
+        assert rule.reason
+        assert rule.source
+        assert rule.instead
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"mem_fraction_static": 0.9, "ep_size": 8},
+        {"enable_two_batch_overlap": True, "moe_a2a_backend": "deepep", "ep_size": 8},
+        {"dsa_decode_backend": "tilelang", "kv_cache_dtype": "bf16"},
+        {"attention_backend": "flashinfer", "kv_cache_dtype": "bf16"},
+        {"attention_backend": "flashinfer", "dsa_prefill_backend": "trtllm", "dsa_decode_backend": "trtllm"},
+        {"disable_cuda_graph": True, "cuda_graph_max_bs_decode": 8},
+        {"quantization": "modelopt_fp4"},
+    ],
+    ids=str,
+)
+def test_its_neighbour_is_not(args: dict[str, Scalar]) -> None:
+    assert _broken(args) == []
