@@ -177,7 +177,7 @@ _THINK = Prompt(
         "(rtx6kpro, GLM-5.1)"
     ),
     text="How many prime numbers lie between 100 and 200? Think it through, and check every candidate.",
-    expect=Expect(answer=(r"\b21\b", r"twenty-one"), known=False, shortest=64, wanted="21"),
+    expect=Expect(answer=(r"\b21\b", r"twenty-one"), known=False, shortest=32, wanted="21"),
     max_tokens=2000,
     sampling=SAMPLED,
     thinking=True,
