@@ -1,0 +1,105 @@
+"""One case a kind of failure: text in, cause and page out. Real journals first, then lines from public reports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runbooks import oncall
+from runbooks.diagnose import classify
+from runbooks.diagnose.signatures import SIGNATURES
+
+DATA = Path(__file__).parent / "data"
+
+JOURNALS = {
+    "bind-model-unreadable-journal.txt": ("weights-unreadable", "model-download"),
+    "nan-0523-on-failure-journal.txt": ("nan", "nan-output"),
+    "nan-no-journal.txt": ("nan", "nan-output"),
+    "stop-and-limits.txt": ("stopped", "server-down"),
+    "port-in-use-0523.txt": ("port-in-use", "deploy-failed"),
+    "unknown-flag-0523.txt": ("unknown-flag", "deploy-failed"),
+    "no-model-059.txt": ("weights-unreadable", "model-download"),
+}
+
+SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
+KILLED = "sglang.service: Main process exited, code=killed, status=9/KILL"
+
+LINES = {
+    line: (cause, page)
+    for cause, page, line in (
+        row.split("\t") for row in (DATA / "lines.tsv").read_text().splitlines() if not row.startswith("#")
+    )
+}
+
+HEALTHY = (
+    "nvidia: module verification failed: signature and/or required key missing - tainting kernel",
+    "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  595.58.03  Release Build",
+    "Ignore import error when loading sglang.srt.models.bailing_moe_linear: No module named 'vllm'",
+    "MoE Config file not found at /x/E=257,N=256,device_name=NVIDIA_RTX_PRO_6000.json. Using default.",
+    "The server is fired up and ready to roll!",
+    "Decode batch, #running-req: 4, #token: 4096, token usage: 0.01, cuda graph: True, gen throughput (token/s): 44.1",
+    "UserWarning: 'python -m sglang.launch_server' is still supported",
+    "server_args=ServerArgs(enable_nan_detection=True, watchdog_timeout=300, api_key=None)",
+)
+
+
+@pytest.mark.parametrize("file", JOURNALS)
+def test_real_journals(file: str) -> None:
+    cause = classify((DATA / file).read_text(errors="replace"))
+    assert (cause.name, cause.page) == JOURNALS[file]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_lines_of_public_reports(line: str) -> None:
+    cause = classify(line)
+    assert (cause.name, cause.page) == LINES[line]
+    assert cause.evidence[0] in line
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_first_of_the_crash_chain_wins_over_its_echoes(line: str) -> None:
+    chain = f"Scheduler hit an exception: Traceback (most recent call last):\n{line}\n{SIGQUIT}\n{KILLED}"
+    assert classify(chain).name == LINES[line][0]
+
+
+def test_every_signature_has_a_case_and_a_page() -> None:
+    covered = {name for name, _ in LINES.values()} | {name for name, _ in JOURNALS.values()}
+    assert {signature.name for signature in SIGNATURES} - covered == {"scheduler-died", "restart-limit"}
+    assert {signature.page for signature in SIGNATURES} <= set(oncall.names())
+    assert all(signature.source and signature.fix for signature in SIGNATURES)
+
+
+def test_an_oom_kill_and_a_nan_crash_end_alike_and_are_told_apart_by_the_kernel() -> None:
+    journal = f"{SIGQUIT}\n{KILLED}"
+    assert classify(journal).name == "scheduler-died"
+    assert not classify(journal).certain
+    kernel = "Out of memory: Killed process 4711 (sglang::schedul) total-vm:1kB"
+    assert classify(journal, kernel).name == "oom-kill"
+
+
+def test_only_the_last_start_is_blamed() -> None:
+    old = "Nov 29 16:00:00 a systemd[1]: Starting sglang.service...\nKeyError: 'glm_moe_dsa'\n"
+    new = "Nov 29 17:00:00 a systemd[1]: Starting sglang.service...\nOSError: [Errno 98] address already in use\n"
+    assert classify(old + new).name == "port-in-use"
+    assert classify(new + old).name == "model-unknown"
+
+
+def test_healthy_lines_are_no_cause() -> None:
+    cause = classify("\n".join(HEALTHY), "", {"ActiveState": "active", "Result": "success"})
+    assert (cause.name, cause.page, cause.certain) == ("starting", "start-slow", False)
+    journal = (DATA / "healthy-journal.txt").read_text(errors="replace")
+    assert classify(journal, "", {"ActiveState": "active", "Result": "success"}).name in ("starting", "stopped")
+
+
+def test_the_unknown_says_so_and_shows_the_telling_lines() -> None:
+    cause = classify("hello\nZorkError: the frobnicator failed\nbye", "", {"ActiveState": "failed", "Result": "signal"})
+    assert (cause.name, cause.certain) == ("unknown", False)
+    assert cause.evidence == ("ZorkError: the frobnicator failed",)
+    assert "Result=signal" in cause.text
+
+
+def test_no_pattern_is_for_one_machine() -> None:
+    for signature in SIGNATURES:
+        assert not re.search(r"\d{3}\.\d{2,3}\.\d{2}|0000:|/opt/|python3\.\d", signature.pattern), signature.name
