@@ -1,0 +1,114 @@
+"""Every page is there, has its parts, and every `invoke` command in it and in the README exists with those
+arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from invoke.collection import Collection
+from invoke.parser import Parser
+
+from runbooks import oncall
+from runbooks.engine.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("Are you being fooled?", "First", "Decide", "Fix", "Afterwards", "Wake whom")
+TEXTS = {**{name: oncall.load(name).text for name in oncall.names()}}
+TEXTS |= {path.name: path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()}
+_INLINE = re.compile(r"`(invoke [^`]+)`")
+_POINTER = re.compile(r"page[s]? `([a-z-]+)`(?: or `([a-z-]+)`)?|invoke runbook ([a-z][a-z-]+)")
+
+
+def commands(text: str) -> list[str]:
+    """What a reader could type: lines of code blocks, and code in running text. Placeholders in capitals or brackets
+    are left out."""
+    found = _INLINE.findall(text)
+    for block in re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL):
+        found += [line.strip().removeprefix("$ ") for line in block.splitlines() if re.match(r"\s*(\$ )?invoke ", line)]
+    return [command for command in found if not re.search(r"\b[A-Z]{2,}\b|[\[<…]", command)]
+
+
+def namespace() -> Collection:
+    import tasks
+
+    found = tasks.namespace
+    assert isinstance(found, Collection)
+    return found
+
+
+CASES = [(name, command) for name, text in TEXTS.items() for command in commands(text)]
+
+
+@pytest.mark.parametrize(("where", "command"), CASES)
+def test_a_command_exists_with_these_arguments(where: str, command: str) -> None:
+    words = shlex.split(command.partition("#")[0])[1:]
+    if words[:1] == ["runbook"]:
+        assert words[1:] == [] or words[1] in oncall.names()
+        return
+    if words[0].startswith("--"):
+        return  # Invoke's own: invoke --list
+    parsed = Parser(contexts=namespace().to_contexts()).parse_argv(words)
+    assert len(parsed) == 1, f"{where}: {command}"
+    profile = parsed[0].args["profile"].value if "profile" in parsed[0].args else None
+    assert profile in (None, "baseline", "final")
+
+
+def test_commands_are_found_at_all() -> None:
+    assert len(CASES) > 40
+    assert commands(
+        "Type `invoke health` or\n\n```sh\ninvoke canary\n```\nbut `invoke runbook PAGE` is a pattern."
+    ) == [
+        "invoke health",
+        "invoke canary",
+    ]
+
+
+@pytest.mark.parametrize("name", oncall.names())
+def test_a_page_has_its_parts_and_its_blocks_say_what_they_do(name: str) -> None:
+    page = oncall.load(name)
+    headings = re.findall(r"^## (.+)$", page.text, re.MULTILINE)
+    assert tuple(headings) == PARTS
+    assert page.text.startswith(f"# {page.title}\n\n{page.summary}\n")
+    blocks = re.findall(r"^```(\S.*)$", page.text, re.MULTILINE)
+    names = [re.match(r"sh name=([a-z-]+) (?:read-only|changes)(?: host)?$", block) for block in blocks]
+    assert all(names), blocks
+    assert len({match[1] for match in names if match}) == len(blocks)
+    assert len(page.text.split()) < 700
+
+
+@pytest.mark.parametrize("name", oncall.names())
+def test_a_page_points_only_to_pages_that_exist(name: str) -> None:
+    pointers = {target for match in _POINTER.findall(oncall.load(name).text) for target in match if target}
+    assert pointers <= set(oncall.names())
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    """Strings handed over as `page=...`, and `invoke runbook NAME` in any text."""
+    named: set[str] = set()
+    for path in (ROOT / "runbooks").rglob("*.py"):
+        source = path.read_text()
+        named |= set(re.findall(r"invoke runbook ([a-z]+-[a-z-]+)", source))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.keyword) and node.arg == "page" and isinstance(node.value, ast.Constant):
+                named |= {node.value.value} if isinstance(node.value.value, str) and node.value.value else set()
+    assert named - set(oncall.names()) == set()
+
+
+def test_an_unknown_page_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        oncall.load("nan-outputs")
+    assert caught.value.details == ("did you mean nan-output?",)
+    assert caught.value.next == "invoke runbook nan-output"
+    assert caught.value.exit_code == 2
+
+
+def test_pages_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert oncall.show() == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in oncall.names())
+    assert oncall.show("gpu-lost") == 0
+    assert capsys.readouterr().out.startswith("# A GPU is lost")
