@@ -14,6 +14,7 @@ shell (so the log is followed by bounded polls from an offset).
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -151,7 +152,9 @@ def _create(connection: Connection, label: str, script: str) -> str:
 
 def _launch(connection: Connection, name: str, folder: str, label: str, limit: float) -> None:
     supervisor = _SUPERVISOR.format(folder=folder, limit=limit, log_limit=LOG_LIMIT)
-    launch = _LAUNCH.format(folder=quote(folder), unit=quote(f"rb-{label}"), what=quote(f"runbooks: {name}"))
+    # A unit stays loaded while a process of it lives (KillMode=process leaves some), so its name is never used again.
+    unit = f"rb-{label}-{secrets.token_hex(3)}"
+    launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"))
     answer = connection.ask(launch, stdin=supervisor.encode())
     if answer.rc != 0:
         raise StepFailed(
