@@ -80,7 +80,7 @@ def _kernel_side(facts: Facts, modprobe_files: list[str]) -> list[Step]:
 def headers(facts: Facts) -> tuple[str, ...]:
     """Headers of the running kernel, and the metapackage that brings those of every later one.
 
-    6.1.0-28-cloud-amd64 -> linux-headers-cloud-amd64; 6.8.0-63-generic -> linux-headers-generic
+    6.12.48+deb13-cloud-amd64 -> linux-headers-cloud-amd64; 6.8.0-63-generic -> linux-headers-generic
     """
-    flavour = re.sub(r"^[0-9][0-9.+~]*-(?:[0-9]+-)?", "", facts.kernel)
+    flavour = re.sub(r"^[0-9][^-]*-(?:[0-9]+-)?", "", facts.kernel)
     return (f"linux-headers-{facts.kernel}", f"linux-headers-{flavour}")

@@ -17,6 +17,7 @@ from runbooks.steps.python import make_venv, pip
 
 GB_A_COMPILER = 5.0  # of memory for each nvcc thread: the rule of flash-attention's own setup.py
 NVCC_THREADS = 2
+COMPILE = "compile"
 
 
 def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
@@ -54,7 +55,11 @@ def torch_pins(runtime: Runtime) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """The wheel in its cache. A build that failed is remembered: it takes from minutes to hours, and fails again."""
+    """The wheel in its cache.
+
+    A compile that failed is remembered and not begun again by itself: it takes from minutes to hours, and fails again.
+    What failed before it, as an index that could not be reached, is tried anew by the next run.
+    """
 
     facts: Facts
     inventory: Inventory
@@ -70,6 +75,7 @@ class Wheel:
 
     @property
     def failure(self) -> Question:
+        """There from the beginning of a build until its good end: how it failed, then the end of its log."""
         return ask.path(f"{self.folder}/failed", wanted="*")
 
     @property
@@ -83,8 +89,8 @@ class Wheel:
     def plan(self, answers: Answers) -> Change | Verdict | None:
         flash = self.inventory.flash_attn
         failure = answers[self.failure]
-        if is_there(failure) and not is_there(answers[self.mark]) and not flash.required:
-            log = str(failure.get("text") or "").splitlines()
+        how, *log = str(failure.get("text") or "").splitlines() or [""]
+        if how == COMPILE and not is_there(answers[self.mark]) and not flash.required:
             return Verdict(
                 ok=False,
                 line=f"flash-attn {flash.version} did not build on this host before: {cause(log)}",
@@ -115,17 +121,19 @@ class Wheel:
         proxy = self.inventory.proxy
         venv = '"$FOLDER/build"'
         needs = [*torch_pins(self.runtime), *flash.build_needs]
-        wheel = ["--no-build-isolation", "--no-deps", "-v", "--wheel-dir"]
+        wheel = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "-v", "--wheel-dir"]
         return f"""\
-trap 'tail -n 60 -- "$JOB/log" >"$FOLDER/failed"' EXIT
+echo unfinished >"$FOLDER/failed"
+trap '{{ if grep -q "Building wheel for flash-attn" "$JOB/log"; then echo {COMPILE}; else echo before; fi
+tail -n 60 -- "$JOB/log"; }} >"$FOLDER/failed"' EXIT
 {make_venv(venv, self.runtime.python)}
 {pip(venv, "install", needs, index, proxy=proxy)}
 export PATH={quote(cuda + "/bin")}:"$FOLDER/build/bin":"$PATH" CUDA_HOME={quote(cuda)}
 export FLASH_ATTN_CUDA_ARCHS={quote(flash.archs)} FLASH_ATTENTION_FORCE_BUILD=TRUE
 export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
 {pip(venv, "wheel", wheel, index, proxy=proxy)} "$FOLDER" {quote(f"flash-attn=={flash.version}")}
-rm -rf -- {venv}
-trap - EXIT"""
+trap - EXIT
+rm -rf -- {venv} "$FOLDER/failed\""""
 
 
 _CAUSES = (

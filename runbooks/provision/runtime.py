@@ -56,12 +56,11 @@ class Built:
 
     def _build(self, *, with_wheel: bool) -> BuiltOnce:
         flash = self.inventory.flash_attn
-        extra = f"with flash-attn {flash.version}" if with_wheel else "without flash-attn"
         return BuiltOnce(
             name=self.id,
             folder=runtime_path(self.runtime, flash if with_wheel else None),
             recipe=self._recipe(with_wheel=with_wheel),
-            shown=(*self.runtime.packages, extra),
+            shown=(*self.runtime.packages, self._extra(with_wheel)),
             keeps=("venv/bin/python", "env"),
             limit=2 * 3600,
         )
@@ -81,10 +80,14 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
         lines += [
             import_check(venv, modules),
             f'mkdir -- "$FOLDER/cache"\nchown {quote(user)}: "$FOLDER/cache"',
-            f'printf %s {quote(self._why())} >"$FOLDER/why.txt"',
+            f'printf %s {quote(self._why(with_wheel=with_wheel))} >"$FOLDER/why.txt"',
             f'printf %s {quote(env_lines(runtime.env))} >"$FOLDER/env"',
         ]
         return "\n".join(lines)
 
-    def _why(self) -> str:
-        return f"SGLang {self.runtime.sglang}\n{self.runtime.why}\n{chr(10).join(self.runtime.packages)}\n"
+    def _why(self, *, with_wheel: bool) -> str:
+        runtime = self.runtime
+        return "\n".join([f"SGLang {runtime.sglang}", runtime.why, *runtime.packages, self._extra(with_wheel), ""])
+
+    def _extra(self, with_wheel: bool) -> str:
+        return f"with flash-attn {self.inventory.flash_attn.version}" if with_wheel else "without flash-attn"

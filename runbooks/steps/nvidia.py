@@ -12,10 +12,12 @@ _LOADED = shell(
     "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1"
 )
 _RIVALS = shell("for name in nouveau nova_core; do [ ! -d /sys/module/$name ] || echo $name; done")
-_BUILT = shell(
-    "uname -r; find /lib/modules -name 'nvidia.ko*' 2>/dev/null | cut -d / -f 4 | sort -u\n"
-    "echo; dkms status 2>/dev/null"
-)
+_BUILT = shell("""\
+uname -r
+built=$(find /lib/modules -name 'nvidia.ko*' 2>/dev/null | cut -d / -f 4 | sort -u)
+[ -z "$built" ] || echo "$built"
+[ -n "$built" ] || { echo; dkms status 2>/dev/null; }""")
+"""The running kernel, the kernels that have an nvidia module, and what DKMS says (which is slow) where none has."""
 
 
 @dataclass(frozen=True, kw_only=True)

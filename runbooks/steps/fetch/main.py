@@ -173,10 +173,11 @@ class Meter:
 
     def _print(self, now: float) -> None:
         rate = (self._done - self._start) / max(now - self._began, 1e-3)
-        left = (
-            f", {(self._total - self._done) / rate / 60:.0f} min left" if rate > 0 and self._done < self._total else ""
-        )
-        print(f"fetch {self._done / 1e9:.1f}/{self._total / 1e9:.1f} GB {rate / 1e6:.0f} MB/s{left}", flush=True)
+        unit, name = (1e9, "GB") if self._total >= 1e9 else (1e6, "MB")
+        todo = self._total - self._done
+        left = f", {todo / rate / 60:.0f} min left" if rate > 0 and todo > 0 else ""
+        amount = f"{self._done / unit:.1f}/{self._total / unit:.1f} {name}"
+        print(f"fetch {amount} {rate / 1e6:.0f} MB/s{left}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""`provision` on a real guest: the first run, the second, what was damaged, and a flash-attn that does not compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from lab.guest import Guest
+from lab.lab import Lab
+from runbooks.engine.report import Event, Reporter
+from runbooks.engine.run import HostResult, Options, converge
+from runbooks.inventory import load
+from runbooks.inventory.runtimes import runtime_path
+from runbooks.provision import stages
+from runbooks.session import Session
+
+pytestmark = pytest.mark.lab
+
+SHARD = "/srv/models/GLM-5-NVFP4"
+
+
+@dataclass
+class Said:
+    """A printer that keeps the events."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+    def steps(self, state: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == "step" and event.data["state"] == state]
+
+
+@dataclass
+class Run:
+    result: HostResult
+    said: Said
+    exchanges: int
+    execs: int
+
+    @property
+    def errors(self) -> list[str]:
+        return [str(error) for error in self.result.failed]
+
+
+@dataclass
+class Provision:
+    lab: Lab
+    guest: Guest
+
+    def __call__(self, *, check: bool = False, tags: frozenset[str] = frozenset()) -> Run:
+        loaded, said = load(self.lab.inventory), Said()
+        session = Session(loaded, [self.guest.name], Reporter(said), yes=True)
+        with session, session.connect(self.guest.name) as connection:
+            build = partial(lambda facts: stages(facts, loaded, self.guest.name))
+            result = converge(connection, build, options=Options(check=check, tags=tags), report=session.report)
+            return Run(result, said, connection.exchanges, connection.execs)
+
+    @property
+    def runtime(self) -> str:
+        loaded = load(self.lab.inventory)
+        return runtime_path(loaded.runtime_for(self.guest.name), loaded.inventory.flash_attn)
+
+    @property
+    def runtime_without(self) -> str:
+        return runtime_path(load(self.lab.inventory).runtime_for(self.guest.name), None)
+
+    def wheels(self) -> str:
+        return self.guest.run("ls -d /var/lib/runbooks/wheels/*").stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def provision(lab: Lab, guest: Guest) -> Provision:
+    """A guest that was provisioned once; the preview before it named what the run then did."""
+    run = Provision(lab, guest)
+    preview = run(check=True)
+    assert preview.errors == []
+    first = run()
+    assert first.errors == []
+    assert first.result.warnings == []
+    assert sorted(preview.said.steps("would-change")) == sorted(first.said.steps("changed"))
+    assert first.result.changed == preview.result.would_change > 15
+    return run
+
+
+def test_what_the_first_run_left(provision: Provision) -> None:
+    """Seen over plain ssh, not by our own looks."""
+    look = provision.guest.run
+    assert look("nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c").stdout.split()[0] == "8"
+    assert look("apt-mark showhold").stdout.split() == ["nvidia-open", "nvidia-persistenced"]
+    assert look("systemctl is-active nvidia-persistenced").stdout.strip() == "active"
+    python = f"{provision.runtime}/venv/bin/python"
+    assert look(f"{python} -c 'import sglang, torch, flash_attn; print(sglang.__version__)'").stdout.strip() == "0.5.23"
+    assert look(f"stat -c %U {provision.runtime}/cache").stdout.strip() == "sglang"
+    assert look(f"runuser -u sglang -- cat {SHARD}/config.json").stdout.strip().startswith("{")
+
+
+def test_a_second_run_changes_nothing_and_costs_two_exchanges(provision: Provision) -> None:
+    again = provision()
+    assert again.errors == []
+    assert again.result.changed == 0
+    assert (again.execs, again.exchanges) == (1, 2)
+    assert not [event for event in again.said.events if event.kind == "output"]
+
+
+DAMAGE = {
+    "a shard": (f"rm {SHARD}/config.json", [f"download {SHARD}"]),
+    "a truncated shard": (f"truncate -s 10 {SHARD}/config.json", [f"download {SHARD}"]),
+    "the hold": ("apt-mark unhold nvidia-open", ["hold nvidia-open nvidia-persistenced"]),
+    "a file's mode": ("chmod 0600 /etc/apt/preferences.d/nvidia", ["file /etc/apt/preferences.d/nvidia"]),
+    "a modprobe file": ("rm /etc/modprobe.d/nvidia-uvm.conf", ["file /etc/modprobe.d/nvidia-uvm.conf"]),
+    "a service": (
+        "systemctl disable --now nvidia-persistenced",
+        ["unit nvidia-persistenced.service"],
+    ),
+    "the venv": ("rm $(echo /opt/runbooks/runtimes/*/venv/bin/python)", ["runtime sglang 0.5.23"]),
+    "the wheel": ("rm -r /var/lib/runbooks/wheels/*", ["flash-attn 2.8.3.post2 wheel"]),
+    "half a build": ("rm /opt/runbooks/runtimes/*/built", ["runtime sglang 0.5.23"]),
+    "a package": ("dpkg -r --force-depends numactl", ["packages ca-certificates curl kmod pciutils and 7 more"]),
+}
+
+
+@pytest.mark.parametrize(("damage", "repaired"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_damage_is_repaired_and_nothing_else(provision: Provision, damage: str, repaired: list[str]) -> None:
+    provision.guest.run(damage)
+    preview = provision(check=True)
+    run = provision()
+    assert run.errors == []
+    assert run.said.steps("changed") == repaired == preview.said.steps("would-change")
+    assert provision().result.changed == 0
+
+
+def test_a_flash_attn_that_does_not_compile_is_a_warning(provision: Provision) -> None:
+    """The runtime is then built without it, under a name of its own; the failed build is not begun again by itself."""
+    look = provision.guest.run
+    nvcc = "$(readlink -f /usr/local/cuda/bin/nvcc)"
+    look(f"rm -r /var/lib/runbooks/wheels/*; cp -a {nvcc} /root/nvcc.real")
+    real = look(f"echo {nvcc}").stdout.strip()
+    broken = (
+        '#!/bin/sh\ncase "$*" in *--version*|*-V*) exec /root/nvcc.real "$@";; esac\n'
+        "echo \"nvcc error   : 'cicc' died due to signal 11 (Invalid memory reference)\" >&2\nexit 1\n"
+    )
+    provision.guest.write(real, broken)
+    run = provision()
+    assert run.errors == []
+    assert len(run.result.warnings) == 1
+    assert "died due to signal 11" in str(run.result.warnings[0])
+    assert look(f"test -e {provision.runtime_without}/built").returncode == 0
+    assert "without flash-attn" in look(f"cat {provision.runtime_without}/why.txt").stdout
+
+    again = provision()
+    assert again.result.changed == 0
+    assert "nvcc crashed" in str(again.result.warnings[0])
+
+    look(f"cp -a /root/nvcc.real {real}; rm -r {provision.wheels()} {provision.runtime_without}")
+    mended = provision()
+    assert (mended.errors, mended.result.warnings) == ([], [])
+    assert mended.said.steps("changed") == ["flash-attn 2.8.3.post2 wheel"]
