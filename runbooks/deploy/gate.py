@@ -163,7 +163,7 @@ def _follow(conn: Connection, start: Start) -> None:
     for line in parts.get("journal", "").splitlines():
         if line.startswith("-- cursor: "):
             start.cursor = line.removeprefix("-- cursor: ")
-        elif line != "-- No entries --":
+        elif line not in ("", "-- No entries --"):
             start.journal.append(line.strip("\r").rpartition("\r")[2])
 
 
