@@ -125,6 +125,7 @@ class Guest:
             "--quiet",
             "--boot",
             "--register=no",
+            "--keep-unit",
             f"--hostname={self.name}",
             f"--network-bridge={self.network.bridge}",
             "--resolv-conf=off",
@@ -135,6 +136,9 @@ class Guest:
         ]
         # The supervisor is the first process of its own process namespace: when it goes, the kernel ends all in there.
         apart = ["unshare", "--fork", "--pid", "--kill-child", "--mount", "--mount-proc", "--propagation", "slave"]
+        if Path("/run/systemd/system").exists():  # this machine's systemd gives it control groups of its own
+            scope = ["systemd-run", "--scope", "--quiet", "--collect", "--property=Delegate=yes"]
+            apart = [*scope, f"--unit=runbooks-lab-{self.machine}", *apart]
         supervise = ["sh", str(Path(__file__).with_name("supervise.sh")), self.machine, str(base), str(self.place)]
         return Process.start([*apart, *supervise, *options], log=self.console)
 

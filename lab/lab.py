@@ -58,15 +58,19 @@ class Lab:
         return self.folder / "inventory.yaml"
 
     @property
-    def network(self) -> Network:
+    def _state(self) -> _State:
         if not self.exists:
             raise UsageError(f"lab: {self.name} is not up", next=f"invoke lab.up{self.option}")
-        return Network(_State.read(self.folder).network)
+        return _State.read(self.folder)
+
+    @property
+    def network(self) -> Network:
+        return Network(self._state.network)
 
     @property
     def guests(self) -> list[Guest]:
         network = self.network
-        return [self._guest(index, network) for index in sorted(_State.read(self.folder).guests)]
+        return [self._guest(index, network) for index in sorted(self._state.guests)]
 
     def guest(self, name: str) -> Guest:
         known = {guest.name: guest for guest in self.guests}
@@ -77,12 +81,12 @@ class Lab:
         return known[name]
 
     def alive(self, guest: Guest) -> bool:
-        process = _State.read(self.folder).guests.get(guest.index)
+        process = self._state.guests.get(guest.index)
         return process is not None and process.alive()
 
     @property
     def depot_alive(self) -> bool:
-        depot = _State.read(self.folder).depot
+        depot = self._state.depot
         return depot is not None and depot.alive()
 
     @property
@@ -93,7 +97,7 @@ class Lab:
     @property
     def dead(self) -> bool:
         """Nothing of it runs any more; `down` clears what is left."""
-        state = _State.read(self.folder)
+        state = self._state
         return not any(_lives(process) for process in (state.depot, *state.guests.values()))
 
     @property
@@ -121,7 +125,7 @@ class Lab:
                 self._down()
             if not self.exists:
                 self._found()
-            state = _State.read(self.folder)
+            state = self._state
             if not _lives(state.depot):
                 state.depot = self._start_depot(progress)
                 state.write(self.folder)
@@ -137,7 +141,7 @@ class Lab:
         """One more guest, fresh, answering ssh."""
         tree = base.ensure(quiet)
         with locked(f"lab-{self.name}"):
-            state = _State.read(self.folder)
+            state = self._state
             index = next(index for index in range(240) if index not in state.guests)
             guest, process = self._boot(index, state, tree, binds)
             self._write_inventory()
@@ -196,7 +200,7 @@ class Lab:
 
     def kill(self, guest: Guest) -> None:
         """Power loss: everything in it ends at once. Its disk stays; `up` boots it again."""
-        process = _State.read(self.folder).guests.get(guest.index)
+        process = self._state.guests.get(guest.index)
         if process is not None:
             process.end()
         guest.wait_gone()
@@ -205,12 +209,12 @@ class Lab:
         """Switch it on again after `kill`, with the disk it had."""
         tree = base.ensure(quiet)
         with locked(f"lab-{self.name}"):
-            _guest, process = self._boot(guest.index, _State.read(self.folder), tree, ())
+            _guest, process = self._boot(guest.index, self._state, tree, ())
         guest.wait(process, patience=patience)
 
     def end_depot(self) -> None:
         """The package sources stop answering; `up` starts them again."""
-        depot = _State.read(self.folder).depot
+        depot = self._state.depot
         if depot is not None:
             depot.end()
 
@@ -218,7 +222,7 @@ class Lab:
         """End one guest and forget it, disk and pinned key included."""
         with locked(f"lab-{self.name}"):
             self.kill(guest)
-            state = _State.read(self.folder)
+            state = self._state
             state.guests.pop(guest.index, None)
             state.write(self.folder)
             shutil.rmtree(guest.place, ignore_errors=True)
@@ -235,7 +239,7 @@ class Lab:
                 self._down()
 
     def _down(self) -> None:
-        state = _State.read(self.folder)
+        state = self._state
         for process in state.guests.values():
             process.end()
         for guest in self.guests:

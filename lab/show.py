@@ -11,21 +11,24 @@ from lab.lab import Lab
 
 
 class Progress:
-    """One live line with the seconds so far; in a log, a line whenever the part before the colon changes."""
+    """One live line with the seconds so far; in a log, a line for each new part and at least every ten seconds."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._live = sys.stderr.isatty()
         self._part = ""
+        self._logged = 0.0
 
     def __call__(self, text: str) -> None:
-        part, _, detail = text.partition(": ")
-        line = f"{time.monotonic() - self._begun:4.0f} s  {text}"
+        part = text.partition(": ")[0]
+        seconds = time.monotonic() - self._begun
+        line = f"{seconds:4.0f} s  {text}"
         if self._live:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\033[K{line[:width]}", end="", file=sys.stderr, flush=True)
-        elif part != self._part:
-            print(line if part == "guests" else line.removesuffix(f": {detail}"), file=sys.stderr, flush=True)
+        elif part != self._part or seconds > self._logged + 10:
+            print(line, file=sys.stderr, flush=True)
+            self._logged = seconds
         self._part = part
 
     def __enter__(self) -> Progress:

@@ -9,8 +9,7 @@ cd "$place"
 mount -t overlay "$machine" -o "lowerdir=$base,upperdir=upper,workdir=work" root
 mkdir -p /run/systemd/nspawn
 mount -t tmpfs "$machine" /run/systemd/nspawn
-if [ ! -d /run/systemd/system ]; then # no systemd here to give the guest control groups of its own: guests would share them
-    set -- --keep-unit "$@"
+if [ ! -d /run/systemd/system ]; then # no systemd here that gave us control groups of our own: guests would share them
     for tree in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do
         [ -e "$tree/cgroup.procs" ] || continue
         mkdir -p "$tree/$machine"

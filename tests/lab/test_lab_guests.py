@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import base
 from lab.guest import Guest, letters
 from lab.lab import Lab
 from lab.machine import cache
@@ -195,3 +196,40 @@ def test_a_guest_that_does_not_come_up_shows_its_console(lab: Lab) -> None:
         assert any("systemd" in line or "Debian" in line for line in failure.value.details)
     finally:
         lab.remove(guest)
+
+
+ON_A_SYSTEMD_MACHINE = """
+import subprocess
+from lab import Lab
+
+def told(shell):
+    return subprocess.run(shell, shell=True, capture_output=True, text=True).stdout.strip()
+
+lab = Lab.open("inner")
+lab._start_depot = lambda progress: None
+lab.up(2)
+print(told("systemctl list-units --plain --no-legend 'runbooks-lab-*.scope' | wc -l"))
+print(*(guest.run("systemctl is-system-running").stdout.strip() for guest in lab.guests))
+before = lab.guests[0].boot_id()
+lab.guests[0].reboot()
+print(lab.guests[0].boot_id() != before)
+lab.down()
+print(told("systemctl list-units --plain --no-legend 'runbooks-lab-*'; ip -o link | grep rb; iptables-save | grep rb"))
+"""
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_a_lab_on_a_machine_that_runs_systemd(lab: Lab) -> None:
+    """As on people's own machines: there each guest gets a scope of its own. The machine is itself a guest here."""
+    tree, repository = base.ensure(print), Path(__file__).parents[2]
+    machine = lab.add(binds=[(repository, "/opt/repo"), (tree, "/opt/base")])
+    try:
+        packages = "systemd-container iptables debootstrap"
+        machine.run(f"apt-get -q update && apt-get -q install -y --no-install-recommends {packages}", timeout=180)
+        machine.run(f"mkdir -p /tmp/cache/{tree.name} && mount --bind /opt/base /tmp/cache/{tree.name}")
+        settings = "RUNBOOKS_LAB_CACHE=/tmp/cache PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/repo"
+        told = machine.run(f"{settings} python3 -", stdin=ON_A_SYSTEMD_MACHINE, timeout=120).stdout
+        assert told.split("\n") == ["2", "running running", "True", "", ""]
+    finally:
+        lab.remove(machine)
