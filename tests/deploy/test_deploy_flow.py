@@ -1,0 +1,268 @@
+"""A deploy from the first look to its verdict, against a host that remembers: what is touched, and in which order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbooks.canary import CanaryResult, Finding
+from runbooks.deploy import attempt, gate
+from runbooks.deploy.flow import DeployResult, deploy
+from runbooks.deploy.releases import Release
+from runbooks.deploy.unit import plan
+from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
+from runbooks.inventory import load
+from runbooks.inventory.runtimes import runtime_path
+from runbooks.sglang.argv import build
+from tests.deploy.deploy_fake import FakeHost, silent
+from tests.deploy.test_deploy_releases import GOOD
+
+LOADED = load(Path(__file__).parents[2] / "inventory.yaml")
+HOST = next(iter(LOADED.inventory.hosts))
+SPEC, MODEL = LOADED.runtime_for(HOST), LOADED.model_for(HOST)
+FOLDER = runtime_path(SPEC, LOADED.inventory.flash_attn)
+NEW = plan(LOADED.inventory, build(LOADED.inventory, "final", model=MODEL, runtime=SPEC), model=MODEL, runtime=FOLDER)
+OLD = replace(GOOD, content="0" * 12, profile="baseline")
+RUNS = json.dumps({"status": 200, "info": {**NEW.launch.expect}})
+STEPS = (
+    "tar -xpf",
+    "switch 2",
+    "switch 1",
+    "restart --no-block",
+    "put /opt/runbooks/releases/2/release.json",
+    "stop sglang",
+)
+
+
+def _look(*releases: Release, current: int | None = 1, state: str = "active", running: str = "", port: str = "") -> str:
+    lines = "\n".join(release.dump().replace("\n", "") for release in releases)
+    link = f"/opt/runbooks/releases/{current}" if current else ""
+    gpus = "\n".join(str(index) for index in range(LOADED.inventory.gpus.count))
+    return (
+        f"-- rb: current\n{link}\n-- rb: releases\n{lines}\n-- rb: unit\nActiveState={state}\nInvocationID=old\n"
+        f"Environment=RUNBOOKS_RELEASE={running}\n-- rb: runtime\n{FOLDER}\n-- rb: model\n9\n-- rb: user\n996\n"
+        f"-- rb: unreadable\n-- rb: port\n{port}\n-- rb: gpus\n{gpus}\nrc=0\n-- rb: held\n-- rb: key\n"
+    )
+
+
+def _probe(script: str, stdin: bytes) -> str:
+    if not stdin:
+        return ""
+    question = json.loads(stdin)
+    if not isinstance(question, dict):
+        return ""  # the argv, for the runtime's own parser
+    answers = {"info": RUNS, "live": '{"status": 200, "running": 3, "queued": 1}'}
+    return answers.get(question["ask"], '{"status": 200, "text": "4"}')
+
+
+def _follow(*deaths: int) -> Callable[[str, bytes], str]:
+    """The unit after each restart: of these starts (counted from 1) the ones in `deaths` die, the others serve."""
+
+    def follow(script: str, stdin: bytes) -> str:
+        number = follow.starts  # type: ignore[attr-defined]
+        state, sub = ("failed", "failed") if number in deaths else ("active", "running")
+        lines = "error: unrecognized arguments: --x" if number in deaths else "Uvicorn running"
+        return (
+            f"-- rb: unit\nActiveState={state}\nSubState={sub}\nInvocationID=start{number}\n"
+            f"-- rb: journal\n{lines}\n-- cursor: s={number}\n"
+        )
+
+    follow.starts = 0  # type: ignore[attr-defined]
+    return follow
+
+
+def _host(look: str, *deaths: int) -> FakeHost:
+    follow = _follow(*deaths)
+
+    def restart(script: str, stdin: bytes) -> str:
+        follow.starts += 1  # type: ignore[attr-defined]
+        return ""
+
+    return FakeHost(
+        [
+            ("echo '-- rb: current'", look),
+            ("restart --no-block", restart),
+            ("echo '-- rb: unit'", follow),
+            ("python.* -c", _probe),
+            ("mkdir .*runbooks.lock", ""),
+            ("InvocationID --value", lambda script, stdin: f"start{follow.starts}"),  # type: ignore[attr-defined]
+        ],
+        name=HOST,
+    )
+
+
+def _steps(host: FakeHost) -> list[str]:
+    """The changes, in order."""
+    shown = []
+    for script in host.asked:
+        if found := re.match(r"ln -sfn -- /opt/runbooks/releases/(\d+) ", script):
+            shown.append(f"switch {found[1]}")
+        shown += [step for step in STEPS if not step.startswith("switch") and step in script]
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "POLL", 0.0)
+    _canary(monkeypatch, "healthy")
+
+
+def _canary(monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
+    finding = Finding("token-zero", "nan", "arithmetic", "24 times '!'")
+    result = CanaryResult(verdict, (finding,), 1.0, 10, 100)  # type: ignore[arg-type]
+    monkeypatch.setattr(attempt, "run_canary", lambda *args, **kwargs: result)
+
+
+def _deploy(host: FakeHost, *, agrees: bool = True, check_only: bool = False) -> tuple[DeployResult, list[str]]:
+    asked: list[str] = []
+
+    def consent(question: str) -> bool:
+        asked.append(question)
+        return agrees
+
+    report, _ = silent()
+    result = deploy(host.conn, LOADED, HOST, "final", report=report, consent=consent, check_only=check_only)
+    return result, asked
+
+
+def test_a_good_one_is_promoted() -> None:
+    host = _host(_look(OLD))
+    result, asked = _deploy(host)
+    assert (result.verdict, result.release, result.changed) == ("promoted", 2, True)
+    assert result.observed["dsa_decode_backend"] == "flashinfer_sparse_mla"
+    assert _steps(host) == ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
+    assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "promoted"
+    assert asked == [
+        f"{HOST} serves release 1; it goes down for some minutes (requests now: 3 running, 1 waiting). Go on?"
+    ]
+
+
+BACK = ["put /opt/runbooks/releases/2/release.json", "switch 1", "restart --no-block"]
+
+
+def test_one_that_dies_is_rolled_back_before_the_error_is_told() -> None:
+    host = _host(_look(OLD), 1)
+    with pytest.raises(RunbookError) as failed:
+        _deploy(host)
+    assert _steps(host) == ["tar -xpf", "switch 2", "restart --no-block", *BACK]
+    assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
+    text = str(failed.value)
+    assert "release 2 died after" in text
+    assert "unrecognized arguments: --x" in text
+    assert "release 1 (profile baseline) serves again" in text
+    assert failed.value.exit_code == 1
+
+
+def test_one_that_answers_nonsense_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    _canary(monkeypatch, "nan")
+    host = _host(_look(OLD))
+    with pytest.raises(RunbookError, match="the canary says nan") as failed:
+        _deploy(host)
+    assert _steps(host)[-3:] == BACK
+    assert failed.value.page == "nan-output"
+
+
+def test_one_that_runs_other_kernels_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {**json.loads(RUNS)["info"], "dsa_decode_backend": "trtllm"}
+    monkeypatch.setitem(globals(), "RUNS", json.dumps({"status": 200, "info": wrong}))
+    host = _host(_look(OLD))
+    with pytest.raises(RunbookError, match="other settings") as failed:
+        _deploy(host)
+    assert "dsa_decode_backend: flashinfer_sparse_mla was expected, trtllm runs" in str(failed.value)
+    assert _steps(host)[-3:] == BACK
+
+
+def test_when_the_old_one_does_not_come_back_either_both_are_told() -> None:
+    host = _host(_look(OLD), 1, 2)
+    with pytest.raises(RunbookError) as failed:
+        _deploy(host)
+    assert "and release 1 did not come back either: release 1 died" in str(failed.value)
+
+
+def test_a_first_one_that_fails_is_stopped() -> None:
+    host = _host(_look(current=None, state="inactive"), 1)
+    with pytest.raises(RunbookError, match="release 1 died") as failed:
+        _deploy(host)
+    assert "the server is stopped" in str(failed.value)
+    assert _steps(host)[-1] == "stop sglang"
+
+
+SAME = replace(OLD, content=NEW.content, profile="final")
+
+
+def test_the_same_one_that_serves_is_left_alone() -> None:
+    host = _host(_look(SAME, running=SAME.stamp))
+    result, asked = _deploy(host)
+    assert (result.verdict, result.changed, asked, _steps(host)) == ("unchanged", False, [], [])
+
+
+@pytest.mark.parametrize(
+    "look", [_look(SAME, state="failed"), _look(SAME, running="1:other")], ids=["down", "another one runs"]
+)
+def test_the_same_one_that_does_not_serve_is_started_and_not_written_again(look: str) -> None:
+    host = _host(look)
+    result, _ = _deploy(host)
+    assert (result.verdict, result.release) == ("promoted", 1)
+    assert _steps(host) == ["switch 1", "restart --no-block"]
+
+
+def test_without_consent_nothing_is_touched() -> None:
+    host = _host(_look(OLD))
+    with pytest.raises(UsageError, match="nothing was touched"):
+        _deploy(host, agrees=False)
+    assert _steps(host) == []
+
+
+def test_check_shows_the_diff_and_touches_nothing() -> None:
+    host = _host(_look(OLD))
+    result, asked = _deploy(host, check_only=True)
+    assert (result.verdict, result.changed, asked) == ("would-change", True, [])
+    assert "+--dsa-decode-backend" in "\n".join(result.diff).replace('"', "")
+    assert _steps(host) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "part"),
+    [
+        ({"port": "4242 python3 -m http.server"}, "port 30000 is taken"),
+        ({"gpus": True}, "7 GPUs answer, and the inventory says 8"),
+        ({"runtime": True}, "is not built here"),
+        ({"model": True}, "the model is not there"),
+        ({"user": True}, "does not exist"),
+    ],
+)
+def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part: str) -> None:
+    look = _look(OLD, port=str(broken.get("port", "")))
+    cuts = {
+        "gpus": ("0\n1\n", "1\n"),
+        "runtime": (FOLDER, ""),
+        "model": ("model\n9", "model\n0"),
+        "user": ("996\n", ""),
+    }
+    for name in broken.keys() & cuts.keys():
+        look = look.replace(*cuts[name])
+    host = _host(look)
+    with pytest.raises(CheckFailed, match=part):
+        _deploy(host)
+    assert _steps(host) == []
+
+
+@pytest.mark.parametrize("after", range(1, 40))
+def test_cut_off_at_any_moment_the_host_has_one_whole_release(after: int) -> None:
+    """The link dies after so many exchanges of a deploy that would have been rolled back."""
+    host = _host(_look(OLD), 1)
+    host.dead_after = after
+    with pytest.raises(RunbookError):
+        _deploy(host)
+    written, current = {1}, 1
+    for step in _steps(host):
+        if step == "tar -xpf":
+            written.add(2)
+        elif step.startswith("switch"):
+            current = int(step.split()[1])
+        assert current in written
