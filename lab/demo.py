@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.guest import Bind
 from lab.lab import Lab
 from lab.machine import why_no_guests
 from lab.show import Progress, table
@@ -43,11 +44,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _road(lab: Lab, options: argparse.Namespace) -> int:
     begun = time.monotonic()
+    path = lab.inventory
+    binds: list[Bind] = []
     with Progress() as progress:
+        if options.engine == "sglang":
+            from lab import engine  # gigabytes of the real thing, made once
+
+            binds = engine.prepare(progress).binds
+            path = lab.folder / engine.INVENTORY.name
         lab.down()  # a fresh host each time
-        lab.up(1, binds=_engine_binds(options.engine, progress), progress=progress)
+        lab.up(1, binds=binds, progress=progress)
     table(lab)
-    inventory = ["--inventory", str(lab.inventory)]
+    inventory = ["--inventory", str(path)]
     for command in (
         ["provision", *inventory, "--yes"],
         ["deploy", "--profile", "final", *inventory, "--yes"],
@@ -62,7 +70,7 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return code
-    _say_what_next(lab, options.keep, time.monotonic() - begun)
+    _say_what_next(lab, path, options.keep, time.monotonic() - begun)
     return 0
 
 
@@ -75,12 +83,12 @@ def _type(*words: str) -> int:
     return code
 
 
-def _say_what_next(lab: Lab, kept: bool, seconds: float) -> None:
+def _say_what_next(lab: Lab, inventory: Path, kept: bool, seconds: float) -> None:
     reports = sorted(RESULTS.glob("**/report.html"), key=lambda path: path.stat().st_mtime)
     print(f"\n\033[1mdone in {seconds:.0f} s\033[0m")
     if reports:
         print(f"the report: {reports[-1]}  (one file; open it in a browser)")
-    again = f"--inventory {lab.inventory}"
+    again = f"--inventory {inventory}"
     tries = [
         (f"invoke provision --check --diff {again}", "nothing is left to change"),
         (f"invoke deploy --profile baseline {again} --yes", "another set of flags, gated and recorded"),
@@ -95,10 +103,6 @@ def _say_what_next(lab: Lab, kept: bool, seconds: float) -> None:
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         print(f"  {command:{width}}  {why}")
-
-
-def _engine_binds(engine: str, progress: Progress) -> list[tuple[Path, str]]:
-    return []
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -22,8 +22,9 @@ from lab.process import Process
 from runbooks.engine.errors import RunbookError, UsageError
 
 DEPOT_PORT = 8090
-EXAMPLE = Path(__file__).with_name("inventory.yaml")
-EXAMPLE_FOLDER = "~/.cache/runbooks-lab/labs/dev"  # what lab/inventory.yaml calls the lab's folder
+HERE = Path(__file__).parent
+EXAMPLES = sorted(HERE.glob("inventory*.yaml"))  # one for each engine
+EXAMPLE_FOLDER = "~/.cache/runbooks-lab/labs/dev"  # what they call the lab's folder
 
 
 def quiet(_text: str) -> None:
@@ -55,6 +56,7 @@ class Lab:
 
     @property
     def inventory(self) -> Path:
+        """For the simulated engine; inventory-sglang.yaml beside it is for the real one."""
         return self.folder / "inventory.yaml"
 
     @property
@@ -131,7 +133,7 @@ class Lab:
                 state.write(self.folder)
             missing = [index for index in range(hosts) if not _lives(state.guests.get(index))]
             waiting = [self._boot(index, state, tree, binds) for index in missing]
-            self._write_inventory()
+            self._write_inventories()
             for done, (guest, process) in enumerate(waiting):
                 progress(f"guests: {done} of {len(waiting)} answer ssh, waiting for {guest.name} at {guest.address}")
                 guest.wait(process)
@@ -144,7 +146,7 @@ class Lab:
             state = self._state
             index = next(index for index in range(240) if index not in state.guests)
             guest, process = self._boot(index, state, tree, binds)
-            self._write_inventory()
+            self._write_inventories()
         guest.wait(process)
         return guest
 
@@ -165,7 +167,7 @@ class Lab:
         address = (self.network.gateway, DEPOT_PORT)
         argv = [sys.executable, "-m", "lab.depot", "--bind", address[0], "--port", str(address[1]), "--root", str(root)]
         log = self.folder / "depot.log"
-        process = Process.start(argv, log=log, env={**os.environ, "PYTHONPATH": str(EXAMPLE.parent.parent)})
+        process = Process.start(argv, log=log, env={**os.environ, "PYTHONPATH": str(HERE.parent)})
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and process.alive():
             with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
@@ -183,18 +185,16 @@ class Lab:
         state.write(self.folder)
         return guest, process
 
-    def _write_inventory(self) -> None:
-        """The example with this lab's addresses and keys, and its one host repeated for each guest."""
-        network = self.network
-        text = EXAMPLE.read_text().replace(EXAMPLE_FOLDER, str(self.folder)).replace("10.77.0.", network.prefix)
-        one = re.search(r"^  glm5-a:.*\n", text, re.MULTILINE)
-        if one is None:
-            raise RunbookError(f"lab: {EXAMPLE} has no line for the host glm5-a")
-        example = self._guest(0, network)
-        lines = [
-            one[0].replace(example.name, guest.name).replace(example.address, guest.address) for guest in self.guests
-        ]
-        write(self.inventory, text.replace(one[0], "".join(lines)))
+    def _write_inventories(self) -> None:
+        """The examples with this lab's addresses and keys, and their one host repeated for each guest."""
+        guests, first = self.guests, self._guest(0, self.network)
+        for path in EXAMPLES:
+            text = path.read_text().replace(EXAMPLE_FOLDER, str(self.folder)).replace("10.77.0.", self.network.prefix)
+            one = re.search(r"^  glm5-a:.*\n", text, re.MULTILINE)
+            if one is None:
+                raise RunbookError(f"lab: {path} has no line for the host glm5-a")
+            lines = [one[0].replace(first.name, guest.name).replace(first.address, guest.address) for guest in guests]
+            write(self.folder / path.name, text.replace(one[0], "".join(lines)))
 
     # -- down --------------------------------------------------------------------------------------------------------
 
@@ -205,11 +205,11 @@ class Lab:
             process.end()
         guest.wait_gone()
 
-    def boot(self, guest: Guest, *, patience: float = BOOT_PATIENCE) -> None:
+    def boot(self, guest: Guest, *, binds: Sequence[Bind] = (), patience: float = BOOT_PATIENCE) -> None:
         """Switch it on again after `kill`, with the disk it had."""
         tree = base.ensure(quiet)
         with locked(f"lab-{self.name}"):
-            _guest, process = self._boot(guest.index, self._state, tree, ())
+            _guest, process = self._boot(guest.index, self._state, tree, binds)
         guest.wait(process, patience=patience)
 
     def end_depot(self) -> None:
@@ -229,7 +229,7 @@ class Lab:
             pinned = self.folder / "known_hosts"
             kept = [line for line in pinned.read_text().splitlines(keepends=True) if line.split()[0] != guest.address]
             write(pinned, "".join(kept))
-            self._write_inventory()
+            self._write_inventories()
 
     def down(self) -> None:
         """End what runs, and leave nothing but the cache. A lab that is not there is already down."""
