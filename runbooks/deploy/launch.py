@@ -35,8 +35,9 @@ def hide(key: str) -> None:
         record = make(*args, **kwargs)
         try:
             text = record.getMessage()
-        except Exception:
-            return record  # a broken format string: logging itself reports it, with the arguments that it was given
+        except Exception:  # a broken format string: logging would report it together with its arguments
+            text = f"{record.msg!r} could not be formatted with {record.args!r}"
+            record.msg, record.args = text.replace(key, MASK), None
         if key in text:
             record.msg, record.args = text.replace(key, MASK), None
         return record
