@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import zipfile
 from pathlib import Path
 
 import runbooks.sglang
+from lab.depot.wheel import write_wheel
 from lab.standins.sglang.src.release import LABEL
 
 SOURCES = Path(__file__).parent / "src"
 FLAGS = Path(runbooks.sglang.__file__).parent / "flags.json"
-EPOCH = (2026, 1, 1, 0, 0, 0)  # every file's date, so that the same sources give the same bytes
 
 
 def build_wheel(version: str, out: Path) -> Path:
@@ -21,22 +18,11 @@ def build_wheel(version: str, out: Path) -> Path:
 
     Raises ValueError for a version without a table.
     """
-    info = f"sglang-{version}.dist-info"
-    summary = f"{LABEL}: its command line, log, HTTP surface and failures, without a model"
     files = {f"sglang/{name}": data for name, data in _package(version).items()}
-    files[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\nSummary: {summary}\nRequires-Python: >=3.10\n"
-    ).encode()
-    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: lab\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{info}/top_level.txt"] = b"sglang\n"
-    lines = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
-    files[f"{info}/RECORD"] = ("\n".join([*lines, f"{info}/RECORD,,"]) + "\n").encode()
     out.mkdir(parents=True, exist_ok=True)
-    wheel = out / f"sglang-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
-    return wheel
+    return write_wheel(
+        out, "sglang", version, f"{LABEL}: its command line, log, HTTP surface, failures; no model", files
+    )
 
 
 def stage(version: str, folder: Path) -> Path:
@@ -68,7 +54,3 @@ def _package(version: str) -> dict[str, bytes]:
     files = {path.relative_to(SOURCES).as_posix(): path.read_bytes() for path in paths}
     files["table.json"] = json.dumps(table(version), separators=(",", ":")).encode()
     return files
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
