@@ -70,24 +70,11 @@ def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
     return Resolved(name, profiles[name].why, _given(args), _given(env), expect)
 
 
-def build(inventory: Inventory, name: str, *, model: Model, runtime: Runtime) -> Launch:
-    """Spell a profile for a runtime's version. Raises one UsageError with everything that is wrong with it."""
-    return _build(inventory, name, model, runtime, advise=True)
+def build(inventory: Inventory, name: str, *, model: Model, runtime: Runtime, advise: bool = True) -> Launch:
+    """Spell a profile for a runtime's version.
 
-
-def fitting(inventory: Inventory, *, model: Model, runtime: Runtime) -> list[str]:
-    """The profiles of the inventory that this runtime and model can be started with."""
-    found = []
-    for name in inventory.profiles:
-        try:
-            _build(inventory, name, model, runtime, advise=False)
-        except UsageError:
-            continue
-        found.append(name)
-    return found
-
-
-def _build(inventory: Inventory, name: str, model: Model, runtime: Runtime, *, advise: bool) -> Launch:
+    Raises one UsageError with everything that is wrong with it and, where `advise`, the profiles that would fit.
+    """
     profile = resolve(inventory.profiles, name)
     flags = table(runtime.sglang)
     args = {**_owned(inventory, model, profile), **profile.args}
@@ -108,6 +95,18 @@ def _build(inventory: Inventory, name: str, model: Model, runtime: Runtime, *, a
         )
     notes = (flags.note,) if flags.note else ()
     return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes)
+
+
+def fitting(inventory: Inventory, *, model: Model, runtime: Runtime) -> list[str]:
+    """The profiles of the inventory that this runtime and model can be started with."""
+    found = []
+    for name in inventory.profiles:
+        try:
+            build(inventory, name, model=model, runtime=runtime, advise=False)
+        except UsageError:
+            continue
+        found.append(name)
+    return found
 
 
 def _owned(inventory: Inventory, model: Model, profile: Resolved) -> dict[str, Value]:

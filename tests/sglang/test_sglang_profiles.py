@@ -25,7 +25,7 @@ def test_a_shipped_profile_is_spelled_or_refused_with_a_reason(version: str) -> 
     spelled, refused = 0, list[UsageError]()
     for name in SHIPPED.profiles:
         try:
-            launch = build(SHIPPED, name, model=MODEL, runtime=runtime)
+            launch = build(SHIPPED, name, model=MODEL, runtime=runtime, advise=False)
         except UsageError as error:
             refused.append(error)
             continue
