@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,12 +67,23 @@ class Network:
     def claim(cls, owner: str) -> Network:
         """The first free one. Making the bridge is the claim: the kernel lets only one succeed."""
         with locked("network"):
+            for network in _ALL:
+                if network.owner == owner:  # an earlier claim that was killed before it was noted
+                    network._close()
             taken = sh("ip", "-4", "-o", "addr", "show") + sh("ip", "-4", "route", "show")
             for network in _ALL:
-                if network.prefix not in taken and network.owner is None:
+                if network.owner is None and not re.search(rf"\b{re.escape(network.prefix)}", taken):
                     network._open(owner)
                     return network
         raise RunbookError("lab: all 256 networks 10.77.N.0/24 are taken", next="invoke lab.status")
+
+    def release(self, owner: str) -> None:
+        """Bridge and rules go; the last lab also puts the kernel settings back as they were found."""
+        with locked("network"):
+            if self.owner in (owner, None):  # else this machine restarted since, and the number is another lab's now
+                self._close()
+            if all(network.owner is None for network in _ALL):
+                _restore_sysctls()
 
     def _open(self, owner: str) -> None:
         _raise_sysctls()
@@ -81,17 +93,11 @@ class Network:
         for table, rule in self._rules():
             sh("iptables", "-w", "-t", table, "-I", *rule)
 
-    def release(self, owner: str) -> None:
-        """Bridge and rules go; the last lab also puts the kernel settings back as they were found."""
-        with locked("network"):
-            if self.owner not in (owner, None):
-                return  # this machine restarted since, and the number is another lab's now
-            for table, rule in self._rules():
-                _drop_rule(table, rule)
-            if self.owner == owner:
-                sh("ip", "link", "del", self.bridge)
-            if all(network.owner is None for network in _ALL):
-                _restore_sysctls()
+    def _close(self) -> None:
+        for table, rule in self._rules():
+            _drop_rule(table, rule)
+        if self.owner is not None:
+            sh("ip", "link", "del", self.bridge)
 
     def _rules(self) -> list[tuple[str, list[str]]]:
         mark = ["-m", "comment", "--comment", f"runbooks-lab-{self.bridge}"]
