@@ -55,7 +55,9 @@ def main() -> int:
     (out / "provenance.json").write_text(as_json(provenance))
     loaded = load(ROOT / "lab" / "inventory.yaml")
     command = "python -m bench.make_example"
-    describe(out, loaded, next(iter(loaded.inventory.hosts)), release="example", command=command, canary=canary)
+    describe(
+        out, loaded, next(iter(loaded.inventory.hosts)), release={"profile": "example"}, command=command, canary=canary
+    )
     print(finish(out).verdict.line)
     return 0
 

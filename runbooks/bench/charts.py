@@ -77,7 +77,7 @@ class Plot:
         ]
 
     def _value(self, x: float, y: float, text: str) -> str:
-        return f'<text class="value" x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{text}</text>'
+        return f'<text class="value" x="{x:.1f}" y="{y - 12:.1f}" text-anchor="middle">{text}</text>'
 
     def svg(self) -> str:
         return _frame(self.title, [*_axes(self), *self.parts])
@@ -142,7 +142,7 @@ def stacked(bars: Sequence[tuple[str, Sequence[tuple[float, str]]]], x_label: st
                 top, bottom = y(below + value), y(below)
                 out.append(_box(f"bar {style}", left, top, width, bottom - top))
                 below += value
-        out.append(frame._value(left + width / 2, y(below) + 3, number(below)))
+        out.append(frame._value(left + width / 2, y(below) + 6, number(below)))
     return _frame(title, out)
 
 

@@ -18,6 +18,7 @@ _SYSTEM = {
     "memory": "grep MemTotal /proc/meminfo",
     "driver": "cat /proc/driver/nvidia/version 2>/dev/null || true",
     "release": f"readlink {paths.CURRENT} || true",
+    "arguments": f"cat {paths.CURRENT}/argv.json 2>/dev/null || true",
     "boot_id": "cat /proc/sys/kernel/random/boot_id",
     "command_line": "cat /proc/cmdline",
 }
@@ -37,6 +38,7 @@ _SERVER = {
     "flashinfer* nvidia_nccl* triton-* 2>/dev/null | grep dist-info || true",
     "package_summary": "sed -n 's/^Summary: //p' $SITE/sglang-*.dist-info/METADATA 2>/dev/null | head -1",
 }
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SECRET = re.compile(r"(api[-_]?key\W{1,3})\S+", re.I)
 
 
@@ -56,11 +58,14 @@ def gather(connection: Connection) -> dict[str, Any]:
 
 def _group(connection: Connection, commands: dict[str, str], before: str) -> dict[str, str]:
     script = before + "".join(
-        f"echo '@@ {name}'\n( {command} ) 2>&1 | head -c 60000\n" for name, command in commands.items()
+        f"printf '\\n@@ {name}\\n'\n( {command} ) 2>&1 | head -c 60000\n" for name, command in commands.items()
     )
     try:
         out = connection.ask(f"(\n{script})", deadline=30.0).out
     except NoAnswer:
         return {"no answer": "within 30 s"}
     parts = re.split(r"^@@ (\w+)\n", out, flags=re.M)[1:]
-    return {name: _SECRET.sub(r"\1***", text.strip()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        name: _SECRET.sub(r"\1***", _COLOUR.sub("", text).strip())
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }

@@ -30,8 +30,21 @@ COLUMNS = (
 )
 
 
+SCREEN = ("streams", "tok/s", "decode", "TTFT p99", "ITL p99", "ceiling", "reference", "")
+
+
+def short_rows(result: BenchResult) -> list[list[str]]:
+    """What fits into 80 columns: one row a point."""
+    found = []
+    for point, row in zip(result.points, rows(result), strict=True):
+        ttft, itl = (number(point[name]["p99"]) if point[name] else "-" for name in ("ttft_ms", "itl_ms"))
+        reference = f"{row[9]} ({row[10]})" if row[10] != "-" else row[9]
+        found.append([row[0], number(point["tok_s"]), row[2], ttft, itl, row[8], reference, row[11]])
+    return found
+
+
 def rows(result: BenchResult) -> list[list[str]]:
-    """One row a point, for the screen and for Markdown."""
+    """One row a point, for Markdown and HTML."""
     return [_row(point, result.reference.get(point["concurrency"])) for point in result.points]
 
 
@@ -58,9 +71,8 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     """The verdict, the table, the reasons of what is INVALID, and where the report is."""
     verdict = result.verdict
     reporter.heading(f"{verdict.word}: {verdict.line}")
-    reporter.table(
-        "tok/s: end to end. decode: while all streams decode. Times in ms.", COLUMNS, rows(result), host=host
-    )
+    title = "tok/s: end to end; decode: while all streams decode; times in ms"
+    reporter.table(title, SCREEN, short_rows(result), host=host)
     for point in result.points:
         for fault in point["faults"]:
             reporter.note(f"{point['concurrency']} streams INVALID: {fault}", host=host, level="warning")

@@ -90,7 +90,9 @@ class _Follower:
         rate = f", about {event['rate']:.0f} tok/s" if event.get("rate") else ""
         failed = f", {event['failed']} failed" if event.get("failed") else ""
         detail = f"{event['point']} streams, {event['phase']}{rate}{failed}, {_minutes(left)} left"
-        self.report.progress("bench", done, float(len(self.sweep)), host=self.host, unit="points", detail=detail)
+        self.report.progress(
+            "bench", round(done, 1), float(len(self.sweep)), host=self.host, unit="points", detail=detail
+        )
 
 
 def run_bench(
@@ -109,8 +111,8 @@ def run_bench(
     follower = _Follower(report, host, sweep)
     try:
         interrupted = _drive(conn, loaded, host, options, sweep, key, remote, follower, report)
-        profile = conn.ask(f'basename "$(readlink {paths.CURRENT} || echo no-release)"').out.strip()
-        folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{host}-{profile or 'no-release'}"
+        release = _release(conn)
+        folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{host}-{release.get('profile', 'no-release')}"
         _bring_home(conn, remote, folder)
     finally:
         conn.ask(f"rm -rf -- {quote(remote)}")
@@ -119,12 +121,18 @@ def run_bench(
     canary = None
     if options.canary and not interrupted:
         canary = _canary(conn, loaded, host, report, key)
-    describe(folder, loaded, host, release=profile, command=options.command, canary=canary)
+    describe(folder, loaded, host, release=release, command=options.command, canary=canary)
     return finish(folder)
 
 
 def describe(
-    folder: Path, loaded: Loaded, host: str, *, release: str, command: str, canary: dict[str, Any] | None
+    folder: Path,
+    loaded: Loaded,
+    host: str,
+    *,
+    release: dict[str, Any],
+    command: str,
+    canary: dict[str, Any] | None,
 ) -> None:
     """run.json: the load generator's own record, and all that is needed to judge it later without the inventory."""
     bench, model, gpus = loaded.inventory.bench, loaded.model_for(host), loaded.inventory.gpus
@@ -143,6 +151,15 @@ def describe(
         "raw_sha256": {log.name: digest_of(log) for log in sorted((folder / "raw").glob("*.bin"))},
     }
     (folder / "run.json").write_text(as_json(run))
+
+
+def _release(conn: Connection) -> dict[str, Any]:
+    """What the host says of the release that serves; {} where none was deployed by us."""
+    try:
+        told = json.loads(conn.ask(f"cat {paths.CURRENT}/release.json 2>/dev/null || true").out)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def finish(folder: Path) -> BenchResult:

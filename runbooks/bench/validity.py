@@ -67,7 +67,7 @@ def _requests(point: Mapping[str, Any]) -> list[str]:
     requests = point["requests"]
     if point["interrupted"]:
         found.append("interrupted before its window was over")
-    if not requests["sent"] or not point["tok_s"]:
+    elif not requests["sent"] or not point["tok_s"]:
         found.append("no tokens came within the window")
     if requests["failed"] > FAILED_SHARE * requests["sent"]:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in list(requests["failures"].items())[:3])

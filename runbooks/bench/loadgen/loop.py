@@ -22,7 +22,8 @@ from . import rawlog
 from .shared import CUT, DRAIN, FIELDS, RAMP, WINDOW, Board
 from .wire import Target, head_of
 
-READ = 262144  # bytes a recv: a long answer never waits for a second call
+# Bytes a recv. Above malloc's mmap threshold (128 KiB) each call maps and unmaps pages, at twice the cost a chunk.
+READ = 16384
 AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READY, _DECODING, _FLIGHT, _READS, _FINISHED, _FAILED, _SENT, _DONE = range(len(FIELDS))
 
