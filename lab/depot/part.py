@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Progress = Callable[[str], None]
+SCRATCH = ".part-"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Part:
         progress(f"depot: {self.name}")
         target.mkdir(parents=True, exist_ok=True)
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=root) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=root) as scratch:
             self.build(Path(scratch), progress)
             names = sorted(str(path.relative_to(scratch)) for path in Path(scratch).rglob("*") if path.is_file())
             for name in names:

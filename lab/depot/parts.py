@@ -12,7 +12,7 @@ from types import ModuleType
 
 import runbooks.sglang
 from lab.depot import apt
-from lab.depot.part import Part, Progress
+from lab.depot.part import SCRATCH, Part, Progress
 from lab.depot.signing import Key
 from lab.standins import flash_attn, models, sglang, torch
 from lab.standins.driver.packages import HERE as DRIVER
@@ -27,14 +27,19 @@ _DEPOT = Path(__file__).parent
 
 
 def prepare(root: Path, progress: Progress) -> None:
-    """Build what is missing below `root`, or was built from other sources. A second call only looks."""
+    """Build what is missing below `root`, or was built from other sources. A second call only looks.
+
+    One at a time for a root: whoever calls holds a lock.
+    """
     root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(f"{SCRATCH}*"):  # of a build that was killed
+        shutil.rmtree(left)
     for part in parts(root):
         part.ensure(root, progress)
 
 
 def parts(root: Path) -> list[Part]:
-    wheel = _DEPOT / "wheel.py"
+    wheel = _folder(torch).with_name("wheel.py")
     return [
         _apt(root),
         Part("flash-attn", "simple", [_folder(flash_attn)], lambda out, _: _ignore(flash_attn.build_sdist(out))),

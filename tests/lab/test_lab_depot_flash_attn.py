@@ -42,25 +42,42 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def venv(simple: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(simple: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with what the build needs, and no torch yet."""
     folder = tmp_path_factory.mktemp("venv") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    install(folder, simple, "torch==2.13.0", "ninja", "packaging", "psutil", "setuptools", "wheel")
+    install(folder, simple, "ninja", "packaging", "psutil", "setuptools", "wheel")
     return folder
+
+
+@pytest.fixture(scope="module")
+def venv(bare: Path, simple: Path) -> Path:
+    install(bare, simple, "torch==2.13.0")
+    return bare
 
 
 def install(venv: Path, simple: Path, *what: str) -> None:
     argv = [str(venv / "bin/pip"), "install", "-q", "--no-index", "--find-links", str(simple), "--no-deps", *what]
-    subprocess.run(argv, check=True)
+    subprocess.run(argv, check=True, env=environment(venv))
 
 
-def build(venv: Path, simple: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def build(venv: Path, simple: Path, out: Path, **knobs: str) -> subprocess.CompletedProcess[str]:
     argv = [str(venv / "bin/pip"), "wheel", "-v", "--no-cache-dir", "--no-build-isolation", "--no-deps", "--no-index"]
     argv += ["--find-links", str(simple), "--wheel-dir", str(out), f"flash-attn=={VERSION}"]
-    path = f"{venv / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment(venv), **knobs})
+
+
+def environment(venv: Path) -> dict[str, str]:
+    """Without this machine's own pip settings: they may name folders with the real torch."""
     clean = {name: value for name, value in os.environ.items() if not re.match(r"PIP_|MAX_JOBS|CUDA|FLASH", name)}
-    done = {**clean, "PATH": path, **environment}
-    return subprocess.run(argv, capture_output=True, text=True, check=False, env=done)
+    return {**clean, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull}
+
+
+def test_without_torch_it_fails_as_the_real_one(bare: Path, simple: Path, tmp_path: Path) -> None:
+    """First in this file: the tests below put torch into the same environment."""
+    done = build(bare, simple, tmp_path)
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: No module named 'torch'" in done.stdout + done.stderr
 
 
 def test_it_builds_and_imports(venv: Path, simple: Path, cuda: Path, tmp_path: Path) -> None:
@@ -88,11 +105,3 @@ def test_a_forced_build_guesses_no_wheel(venv: Path, simple: Path, cuda: Path, t
     assert re.search(r"Auto set MAX_JOBS to `\d+`, NVCC_THREADS to `4`", log)
     assert "nvcc fatal   : Unsupported gpu architecture 'compute_999'" in log
     assert "RuntimeError: Error compiling objects for extension" in log
-
-
-def test_without_torch_it_fails_as_the_real_one(simple: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    install(tmp_path / "venv", simple, "packaging", "psutil", "setuptools", "wheel")
-    done = build(tmp_path / "venv", simple, tmp_path)
-    assert done.returncode == 1
-    assert "ModuleNotFoundError: No module named 'torch'" in done.stdout + done.stderr

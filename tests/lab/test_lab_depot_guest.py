@@ -59,6 +59,28 @@ def test_it_is_loaded_at_boot(host: Guest) -> None:
     assert host.run("systemctl is-active nvidia-persistenced").stdout == "active\n"
 
 
+def test_faults_are_set_by_a_file(host: Guest) -> None:
+    host.write("/etc/lab-gpus.json", '{"count": 7}')
+    assert len(host.run("nvidia-smi -L").stdout.splitlines()) == 7
+    host.write("/etc/lab-gpus.json", '{"hang": true}')
+    said = host.run("timeout -k 2 1 nvidia-smi -L; echo $?; rm /etc/lab-gpus.json")
+    assert said.stdout == "137\n"  # SIGTERM did not end it
+
+
+def test_the_toolkit_compiles_and_can_fail(host: Guest) -> None:
+    host.run(f"{APT} install --no-install-recommends cuda-toolkit-13-0", timeout=300)
+    assert "release 13.0, V13.0.88" in host.run("/usr/local/cuda/bin/nvcc --version").stdout
+    host.write("/tmp/flash_bwd_hdim256.cu", 'extern "C" int one(void) { return 1; }\n')
+    compile = "cd /tmp && /usr/local/cuda/bin/nvcc -gencode arch=compute_120f,code=sm_120 --threads 4"
+    compile += " -c flash_bwd_hdim256.cu -o one.o 2>&1"
+    host.run(f"{compile} && nm one.o | grep -q ' T one'")
+    for fail, rc, text in (("killed", 137, "Killed"), ("segfault", 139, "'cicc' died due to signal 11")):
+        host.write("/etc/lab-flash-attn.json", f'{{"fail": "{fail}"}}')
+        said = host.run(compile, check=False)
+        assert (said.returncode, text in said.stdout) == (rc, True)
+    host.run("rm /etc/lab-flash-attn.json")
+
+
 def test_a_hold_survives_an_upgrade(host: Guest) -> None:
     host.run("rm /etc/apt/preferences.d/nvidia")
     installed = "dpkg-query -W -f '${Package} ${Version}\\n' | awk '$2 ~ /^580/ {print $1}'"
