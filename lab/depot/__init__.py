@@ -4,6 +4,18 @@ prepare(root, print)                                   build what is missing or 
 python -m lab.depot --bind 127.0.0.1 --root DIR        serve it: /apt, /simple, /models
 """
 
-from lab.depot.parts import prepare
+from __future__ import annotations
 
-__all__ = ["prepare"]
+from pathlib import Path
+
+from lab.depot.part import Progress
+
+
+def prepare(root: Path, progress: Progress) -> None:
+    """Build what is missing below `root`, or was built from other sources. A second call only looks.
+
+    One at a time for a root: whoever calls holds a lock.
+    """
+    from lab.depot import parts  # here, because the stand-ins' builders use modules of this package
+
+    parts.ensure(root, progress)

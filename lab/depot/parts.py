@@ -26,11 +26,7 @@ _PLATFORM = ("--python-version", "3.11", "--platform", "manylinux2014_x86_64", "
 _DEPOT = Path(__file__).parent
 
 
-def prepare(root: Path, progress: Progress) -> None:
-    """Build what is missing below `root`, or was built from other sources. A second call only looks.
-
-    One at a time for a root: whoever calls holds a lock.
-    """
+def ensure(root: Path, progress: Progress) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{SCRATCH}*"):  # of a build that was killed
         shutil.rmtree(left)
@@ -39,7 +35,7 @@ def prepare(root: Path, progress: Progress) -> None:
 
 
 def parts(root: Path) -> list[Part]:
-    wheel = _folder(torch).with_name("wheel.py")
+    wheel = _DEPOT / "wheel.py"
     return [
         _apt(root),
         Part("flash-attn", "simple", [_folder(flash_attn)], lambda out, _: _ignore(flash_attn.build_sdist(out))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.standins.wheel import write_wheel
+from lab.depot.wheel import write_wheel
 
 VERSION = "2.13.0"
 SOURCES = Path(__file__).parent / "src"
