@@ -44,7 +44,8 @@ class Seen(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """`needs`: setting -> values of which one must be in use (a setting that is not known neither helps nor excludes).
+    """`needs`: setting -> values of which one must be in use (one that is not known counts against the cause, and
+    does not exclude it).
     `prompts`: beginnings of the names of the prompts that bring it out; empty: any. `since`, `before`: SGLang
     versions."""
 
@@ -257,10 +258,11 @@ def _score(cause: Cause, faults: Sequence[Seen], settings: Mapping[str, Any]) ->
     score = cause.weight + len({fault.kind for fault in explained})
     for setting, values in cause.needs.items():
         if settings.get(setting) is None:
-            continue
-        if str(settings[setting]).lower() not in values:
+            score -= 2  # possible, but nothing speaks for it
+        elif str(settings[setting]).lower() not in values:
             return None
-        score += 2
+        else:
+            score += 2
     if cause.prompts:
         # Where everything else passed and only these prompts failed, the cause is nearly named.
         hits = [fault.prompt.startswith(cause.prompts) for fault in explained]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runbooks.engine.secret import Secret
     from runbooks.engine.transport import Connection
 
-PATIENCE = 8.0  # seconds after which what has not answered is called hung
+PATIENCE = 7.5  # seconds after which what has not answered is called hung
 UNIT_FIELDS = (
     "LoadState,ActiveState,SubState,Result,NRestarts,MainPID,ExecMainStatus,ActiveEnterTimestamp,StateChangeTimestamp"
 )
@@ -38,11 +38,13 @@ GPU_FIELDS = (
 _PARTS: Mapping[str, str] = {
     "unit": "systemctl show {unit} -p {unit_fields}",
     "port": "ss -Hltn 'sport = :{port}'",
-    "gpus": "nvidia-smi --query-gpu={gpu_fields} --format=csv,noheader,nounits",
+    # One that waits in the kernel cannot be killed, and each further one makes it worse.
+    "gpus": "if ps -eo stat=,comm= 2>/dev/null | grep -q '^D.* nvidia-smi'; then sleep {hung}; fi\n"
+    "timeout -s KILL {hung} nvidia-smi --query-gpu={gpu_fields} --format=csv,noheader,nounits",
     "kernel": "journalctl -k -b -o short-iso --no-pager -q -n 20000"
     " | grep -E 'Xid|NVRM|oom-kill|Out of memory' | tail -n 200",
     "journal": "journalctl -u {unit} -o cat --no-pager -q -n 400",
-    "disk": "df -P -B1 / /var {model} /dev/shm",
+    "disk": "timeout -s KILL {hung} df -P -B1 / /var {model} /dev/shm",
     "memory": "cat /proc/meminfo",
     "clock": "timedatectl show -p NTPSynchronized --value",
     "load": "cat /proc/loadavg; nproc",
@@ -50,10 +52,11 @@ _PARTS: Mapping[str, str] = {
 }
 
 _LOOK = """\
+key=$(cat)
 d=$(mktemp -d) || exit 1
 {starts}
 i=0
-while [ "$(ls "$d" | grep -c '[.]rc$')" -lt {count} ] && [ "$i" -lt {tenths} ]; do sleep 0.1; i=$((i + 1)); done
+while [ "$(ls "$d" | grep -c '[.]rc$')" -lt {count} ] && [ "$i" -lt {turns} ]; do sleep 0.2; i=$((i + 1)); done
 for part in {names}; do
   if [ -e "$d/$part.rc" ]; then rc=$(cat "$d/$part.rc"); else rc=hung; fi
   printf '\\n{mark} %s %s\\n' "$part" "$rc"; cat "$d/$part.out" 2>/dev/null
@@ -106,7 +109,7 @@ def look(
     """Ask everything in one exchange. `probe` is the canary's pushed artefact, which asks the HTTP questions."""
     vitals = f"python3 {quote(probe)} --vitals --url {quote(url)} --model {quote(model_name)}"
     if key is not None:
-        vitals = f"RUNBOOKS_API_KEY=$(cat); export RUNBOOKS_API_KEY\n{vitals} --key-env RUNBOOKS_API_KEY"
+        vitals = f'RUNBOOKS_API_KEY="$key" {vitals} --key-env RUNBOOKS_API_KEY'
     values = {
         "unit": paths.UNIT_NAME,
         "unit_fields": UNIT_FIELDS,
@@ -114,13 +117,12 @@ def look(
         "gpu_fields": ",".join(GPU_FIELDS),
         "model": quote(model_path),
         "vitals": vitals,
+        "hung": f"{PATIENCE + 1:.0f}",
     }
     scripts = {name: script.format(**values) for name, script in _PARTS.items()}
     mark = f"rb-{secrets.token_hex(6)}"
     starts = "\n".join(_START.format(script=script, name=name) for name, script in scripts.items())
-    whole = _LOOK.format(
-        starts=starts, count=len(scripts), tenths=int(PATIENCE * 10), names=" ".join(scripts), mark=mark
-    )
+    whole = _LOOK.format(starts=starts, count=len(scripts), turns=int(PATIENCE * 5), names=" ".join(scripts), mark=mark)
     answer = conn.ask(whole, deadline=PATIENCE + 7, stdin=key.reveal().encode() if key is not None else b"")
     return parse(answer.out, mark)
 

@@ -27,6 +27,7 @@ class Asked:
     together: int
     cached: bool
     body: dict[str, Any]
+    key: str
 
 
 def healthy(asked: Asked) -> str:
@@ -81,7 +82,7 @@ class Scripted:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def take(self, body: dict[str, Any]) -> Asked:
+    def take(self, body: dict[str, Any], key: str) -> Asked:
         text = body["messages"][-1]["content"]
         with self.lock:
             cached = len(text) > 1000 and any(before.text[:900] == text[:900] for before in self.seen)
@@ -94,6 +95,7 @@ class Scripted:
                 together=self.running,
                 cached=cached,
                 body=body,
+                key=key,
             )
             self.seen.append(asked)
         return asked
@@ -128,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.script.lock:
             self.script.running += 1
         barrier(self.script)
-        text = self.script.answer(self.script.take(body))
+        text = self.script.answer(self.script.take(body, self.headers.get("Authorization", "")))
         with self.script.lock:
             self.script.running -= 1
         if text is None:

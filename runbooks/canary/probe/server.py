@@ -62,9 +62,9 @@ def look(endpoint: Endpoint) -> About:
     return About(models=models, context=context, settings=settings, **metrics)
 
 
-def load(endpoint: Endpoint) -> dict[str, Any]:
+def load(endpoint: Endpoint, *, timeout: float = 3.0) -> dict[str, Any]:
     """How busy the server is, from its Prometheus text; empty where it has none."""
-    status, body = get(endpoint, "/metrics", timeout=3.0)
+    status, body = get(endpoint, "/metrics", timeout=timeout)
     if status != 200:
         return {}
     text = body.decode("utf-8", "replace")

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from .battery import ARITHMETIC
 from .client import Endpoint, complete, get
 from .judge import Expect, judge
-from .server import load, look
+from .server import load
 
-PATIENCE = 4.0  # seconds that the one completion may take before it counts as not coming
-WATCHED = 1.5  # seconds between two looks at the counter of generated tokens
+PATIENCE = 4.0  # seconds that the completion, and /health, may take before they count as not coming
+METRICS = 1.2  # seconds for one look at the metrics
 
 
 def round_of_questions(endpoint: Endpoint) -> Mapping[str, Any]:
-    """Plain values; at most about nine seconds, whatever the server does."""
+    """Plain values, after at most PATIENCE + 2 * METRICS seconds, whatever the server does."""
     endpoint.silence = PATIENCE
     endpoint.extras = {"chat_template_kwargs": {"enable_thinking": False}}
-    began = time.monotonic()
-    before = load(endpoint)
-    status, reason = get(endpoint, "/health", timeout=2.5)
     request = {"messages": [{"role": "user", "content": ARITHMETIC[0]}], "max_tokens": 8, "temperature": 0}
-    reply = complete(endpoint, request | {"stream": True, "stream_options": {"include_usage": True}}, limit=PATIENCE)
-    left = WATCHED - (time.monotonic() - began)
-    if left > 0 and not reply.answered:
-        time.sleep(left)
-    after = load(endpoint)
-    findings = judge(reply, Expect(fluent=False))
+    request |= {"stream": True, "stream_options": {"include_usage": True}}
+    before = load(endpoint, timeout=METRICS)
+    with ThreadPoolExecutor(2) as pool:
+        health = pool.submit(get, endpoint, "/health", timeout=PATIENCE)
+        reply = complete(endpoint, request, limit=PATIENCE)
+        status, reason = health.result()
+    after = load(endpoint, timeout=METRICS)
     return {
         "event": "vitals",
         "health": status,
@@ -38,8 +36,7 @@ def round_of_questions(endpoint: Endpoint) -> Mapping[str, Any]:
         "failure": reply.failure or reply.error,
         "text": reply.text[:80],
         "seconds": round(reply.seconds, 3),
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [asdict(finding) for finding in judge(reply, Expect(fluent=False))],
         "before": before,
         "after": after,
-        "models": look(endpoint).models if reply.answered else (),
     }

@@ -1,0 +1,210 @@
+"""What was seen, and what health says about it. One row a story."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbooks.engine.artefact import build_zipapp
+from runbooks.engine.secret import Secret
+from runbooks.engine.shell import Answer
+from runbooks.health.gpus import read_gpus
+from runbooks.health.look import PATIENCE, Part, Seen, look, parse
+from runbooks.health.rules import Check, checks
+from runbooks.inventory.shape import Gpus
+from tests.canary.scripted_server import Scripted
+
+GPUS = Gpus(count=8, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", memory_mib=97887, arch="12.0")
+UNIT = (
+    "LoadState=loaded\nActiveState=active\nSubState=running\nResult=success\nNRestarts=0\nMainPID=671\n"
+    "ActiveEnterTimestamp=Sun 2026-11-29 16:02:42 UTC"
+)
+DISK = "Filesystem 1-blocks Used Available Capacity Mounted on\n/dev/vda1 1000000000000 400000000000 600000000000 40% /"
+MEMORY = "MemTotal: 528000000 kB\nMemAvailable: 400000000 kB"
+
+
+def gpu(index: int, *, watts: float = 300, use: int = 98, reasons: int = 0, ecc: int = 0, temperature: int = 60) -> str:
+    state = f"{temperature}, {watts:.2f}, 600.00, 2370, 2430, {use}, 90000, 97887, 0x{reasons:016X}, {ecc}"
+    return f"{index}, {GPUS.name}, {state}"
+
+
+def vitals(**changes: Any) -> str:
+    load = {"running": 0, "queued": 0, "kv_use": 0.01, "generated": 100.0}
+    whole = {
+        "health": 200,
+        "health_failure": "",
+        "completion": 200,
+        "failure": "",
+        "text": "2+2 equals 4.",
+        "seconds": 0.4,
+    }
+    whole |= {"findings": [], "before": load, "after": load}
+    for name, value in changes.items():
+        whole[name] = {**load, **value} if name in ("before", "after") else value
+    return json.dumps(whole)
+
+
+def seen(**parts: Part | str) -> Seen:
+    usual: dict[str, Part | str] = {
+        "unit": UNIT,
+        "port": "LISTEN 0 2048 127.0.0.1:30000 0.0.0.0:*",
+        "gpus": "\n".join(gpu(n, watts=80, use=0) for n in range(8)),
+        "kernel": "",
+        "journal": "The server is fired up and ready to roll!",
+        "disk": DISK,
+        "memory": MEMORY,
+        "clock": "yes",
+        "load": "1.00 1.00 1.00 1/500 4711\n64",
+        "vitals": vitals(),
+    }
+    return Seen({name: part if isinstance(part, Part) else Part(0, part) for name, part in (usual | parts).items()})
+
+
+def states(given: Seen) -> dict[str, Check]:
+    return {check.name: check for check in checks(given, host="glm5-a", gpus=GPUS, port=30000)}
+
+
+def troubled(given: Seen) -> dict[str, str]:
+    return {name: check.state for name, check in states(given).items() if check.state != "ok"}
+
+
+def box(count: int = 8, odd: int | None = None, **state: Any) -> str:
+    """So many cards; `state` holds for all of them, or for card number `odd` only."""
+    return "\n".join(gpu(n, **(state if odd in (None, n) else {})) for n in range(count))
+
+
+NONE = {"completion": 0, "failure": "silent", "seconds": 4.0}
+STUCK = vitals(**NONE, before={"running": 4}, after={"running": 4, "queued": 2})
+BUSY = vitals(**NONE, before={"running": 64}, after={"running": 64, "queued": 9, "generated": 900.0})
+STARTING = vitals(health=503, completion=503, after={})
+REFUSED = vitals(health=0, health_failure="refused", completion=0, failure="refused", before={}, after={})
+NAN = vitals(findings=[{"kind": "token-zero", "grade": "nan", "evidence": "24 times '!'"}])
+UNMEASURED = vitals(before={"running": None}, after={"running": None})
+ACTIVATING = UNIT.replace("=active", "=activating")
+ABSENT = "LoadState=not-found\nActiveState=inactive"
+XID = "NVRM: Xid (PCI:0000:41:00): "
+NO_COMPLETION = {"completion": "fail", "queue": "fail"}
+DOWN = {"port": "fail", "http": "fail", "completion": "fail"}
+
+STORIES: dict[str, tuple[Seen, dict[str, str]]] = {
+    "all well": (seen(), {}),
+    "serving": (seen(gpus=box(), vitals=vitals(after={"running": 8, "generated": 400.0})), {}),
+    "busy, not stuck": (seen(vitals=BUSY, gpus=box()), {"completion": "warn", "queue": "warn"}),
+    "stuck": (seen(vitals=STUCK, gpus=box(watts=350)), NO_COMPLETION | {"gpu work": "warn"}),
+    "spinning at 140 W": (seen(vitals=STUCK, gpus=box(watts=140, use=100)), NO_COMPLETION | {"gpu work": "fail"}),
+    "decoding at 300 W is working": (seen(gpus=box(watts=300, use=100)), {}),
+    "NaN behind a healthy /health": (seen(vitals=NAN), {"completion": "fail"}),
+    "no metrics": (seen(vitals=UNMEASURED), {"queue": "warn"}),
+    "starting": (seen(unit=ACTIVATING, port="", vitals=STARTING), DOWN | {"unit": "warn"}),
+    "restarted": (seen(unit=UNIT.replace("NRestarts=0", "NRestarts=3")), {"unit": "warn"}),
+    "not deployed": (seen(unit=ABSENT, port="", vitals=REFUSED), DOWN | {"unit": "fail"}),
+    "seven cards": (seen(gpus=box(7)), {"gpus": "fail"}),
+    "nvidia-smi hangs": (seen(gpus=Part(None, "")), {"gpus": "fail"}),
+    "nvidia-smi is not installed": (seen(gpus=Part(127, "nvidia-smi: not found")), {"gpus": "fail"}),
+    "mismatch": (seen(gpus=Part(18, "Failed to initialize NVML: Driver/library version mismatch")), {"gpus": "fail"}),
+    "a card off the bus": (seen(kernel=XID + "79, pid=1, GPU has fallen off the bus."), {"kernel": "fail"}),
+    "a process fault": (seen(kernel=XID + "31, pid=1, Ch 0008, MMU Fault"), {"kernel": "warn"}),
+    "thermal slowdown": (seen(gpus=box(odd=3, reasons=0x40)), {"gpu state": "warn"}),
+    "power cap is everyday": (seen(gpus=box(reasons=0x4)), {}),
+    "memory errors": (seen(gpus=box(odd=5, ecc=2)), {"gpu state": "fail"}),
+    "full disk": (seen(disk=DISK.replace("40%", "98%")), {"disk": "fail"}),
+    "a dead mount": (seen(disk=Part(None, "")), {"disk": "fail"}),
+    "wrong clock": (seen(clock="no"), {"clock": "warn"}),
+    "wrong key": (seen(vitals=vitals(completion=401, failure="Unauthorized")), {"completion": "fail"}),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story(story: str) -> None:
+    given, expected = STORIES[story]
+    assert troubled(given) == expected
+
+
+def test_a_failed_unit_names_its_cause_and_page() -> None:
+    unit = UNIT.replace("ActiveState=active", "ActiveState=failed").replace("Result=success", "Result=signal")
+    check = states(
+        seen(unit=unit, journal="RuntimeError: probability tensor contains either `inf`, `nan` or element < 0")
+    )["unit"]
+    assert (check.state, check.page) == ("fail", "nan-output")
+    check = states(seen(unit=unit, kernel="Out of memory: Killed process 1 (sglang::schedul)"))["unit"]
+    assert "OOM killer" in check.detail
+
+
+def test_a_gpu_that_does_not_say_its_power_is_read() -> None:
+    line = f"0, {GPUS.name}, 31, [N/A], 600.00, 180, 2430, 0, 0, 97887, 0x0000000000000001, [N/A]"
+    (card,) = read_gpus(f"some warning\n{line}\n")
+    assert (card.power, card.ecc, card.reasons, card.spins) == (None, None, 1, False)
+
+
+class Local:
+    """`ask` on this machine, as the transport does it: a script whose children read `stdin`."""
+
+    name = "local"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.exchanges = 0
+
+    def ask(self, script: str, *, deadline: float = 30.0, stdin: bytes = b"") -> Answer:
+        self.exchanges += 1
+        environment = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["sh", "-c", script], input=stdin, capture_output=True, timeout=deadline, env=environment, check=False
+        )
+        return Answer(done.returncode, done.stdout, done.stderr.decode())
+
+
+def look_locally(tmp_path: Path, url: str, key: Secret | None = None) -> tuple[Seen, Local]:
+    probe = tmp_path / "probe.pyz"
+    probe.write_bytes(build_zipapp("runbooks.canary.probe", "cli:main"))
+    conn = Local(tmp_path)
+    found = look(conn, probe=str(probe), url=url, model_name="glm-5", model_path="/", port=30000, key=key)  # type: ignore[arg-type]
+    return found, conn
+
+
+def fake_smi(tmp_path: Path, body: str) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+
+
+def test_one_exchange_brings_everything(tmp_path: Path) -> None:
+    fake_smi(tmp_path, "\n".join(f"echo '{gpu(n)}'" for n in range(8)))
+    with Scripted() as server:
+        found, conn = look_locally(tmp_path, server.url)
+    assert conn.exchanges == 1
+    said = states(found)
+    assert (said["gpus"].state, said["completion"].state, said["disk"].name) == ("ok", "ok", "disk")
+    assert "4" in said["completion"].detail
+
+
+@pytest.mark.slow
+def test_a_hanging_nvidia_smi_costs_only_its_own_answer(tmp_path: Path) -> None:
+    fake_smi(tmp_path, "trap '' TERM INT HUP; exec sleep 60")
+    began = time.monotonic()
+    with Scripted() as server:
+        found, _ = look_locally(tmp_path, server.url)
+    assert time.monotonic() - began < PATIENCE + 2.5
+    said = states(found)
+    assert (said["gpus"].state, said["completion"].state) == ("fail", "ok")
+    assert "hangs" in said["gpus"].detail
+
+
+def test_the_key_reaches_the_server_and_no_command_line(tmp_path: Path) -> None:
+    fake_smi(tmp_path, f"echo '{gpu(0)}'")
+    keys: list[str] = []
+    with Scripted(lambda asked: keys.append(asked.key) or "4") as server:  # type: ignore[func-returns-value]
+        found, _ = look_locally(tmp_path, server.url, Secret("sk-test-1234"))
+    assert keys == ["Bearer sk-test-1234"]
+    assert "sk-test-1234" not in json.dumps([part.text for part in found.parts.values()])
+
+
+def test_parse_tells_hung_from_missing() -> None:
+    found = parse("\nmark unit 0\nActiveState=active\n\nmark gpus hung\n\nmark clock 127\nsh: not found\n", "mark")
+    assert (found["unit"].rc, found["gpus"].hung, found["clock"].missing) == (0, True, True)
