@@ -247,6 +247,7 @@ def test_after_its_requests_it_crashes() -> None:
         ("What color is the sky?", "The sky is blue."),
         ("Count from 1 to 5.", "1, 2, 3, 4, 5."),
         ("Repeat the word: canary", "canary"),
+        ("How many prime numbers lie between 100 and 200?", "There are 21 prime numbers"),
         (
             "Hay. The secret number is 7413. More hay.\n\nWhat is the secret number? Answer with the number alone.",
             "7413",

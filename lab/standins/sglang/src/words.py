@@ -41,6 +41,9 @@ CAPITALS = {
 
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text().split())
 
+SMALL = ("the", "the", "the", "a", "of", "of", "and", "and", "in", "to", "with", "was", "that", "it")
+
+_PRIMES = re.compile(r"prime numbers (?:lie |are |are there )?between (\d{1,4}) and (\d{1,4})", re.IGNORECASE)
 _SUM = re.compile(r"(\d{1,9})\s*(\+|-|\*|x|×|times|plus|minus)\s*(\d{1,9})", re.IGNORECASE)
 _CAPITAL = re.compile(r"capital(?: city)? of ([A-Za-z ]+?)\s*(?:[?.!,]|$)", re.IGNORECASE)
 _REPEAT = re.compile(r"(?:repeat|echo|say|reply with|answer with)\b[^:\n]{0,60}:\s*(.+)", re.IGNORECASE)
@@ -104,6 +107,8 @@ def answer(prompt: str, more: Mapping[str, str]) -> str | None:
     tail = prompt[-600:]
     if found := _needle(prompt, tail):
         return found
+    if primes := _PRIMES.search(tail):
+        return _primes(int(primes[1]), int(primes[2]))
     if sums := _SUM.findall(tail):
         return _calculate(*sums[-1])
     if (found_capital := _CAPITAL.search(tail)) and (city := CAPITALS.get(found_capital[1].strip().lower())):
@@ -137,18 +142,25 @@ def _calculate(left: str, sign: str, right: str) -> str:
     return f"{a}{shown}{b} equals {values.get(sign.lower(), a * b)}."
 
 
+def _primes(low: int, high: int) -> str:
+    count = sum(all(number % by for by in range(2, int(number**0.5) + 1)) for number in range(max(low, 2), high + 1))
+    return f"There are {count} prime numbers between {low} and {high}."
+
+
 def _prose(rng: random.Random) -> Iterator[str]:
-    """Sentences without end, one word a token."""
+    """Sentences without end, one word a token: no sense in them, but the small words of English where they belong."""
     first = True
     while True:
-        length = rng.randint(6, 14)
+        length = rng.randint(7, 15)
+        small = False
         for place in range(length):
-            word = rng.choice(WORDS)
+            small = not small and place < length - 1 and rng.random() < 0.5
+            word = rng.choice(SMALL if small else WORDS)
             if place == 0:
                 word = word.capitalize()
             if place == length - 1:
                 word += "."
-            elif place > 2 and rng.random() < 0.08:
+            elif place > 2 and not small and rng.random() < 0.08:
                 word += ","
             yield word if first else f" {word}"
             first = False
