@@ -8,7 +8,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks.surface import CHANGES_FOUND, command
+from runbooks.surface import accept_words, command
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -173,7 +173,7 @@ def sweep(
         )
 
 
-@command(positional=["run"], help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
+@command(word="run", help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
 def report(context: Context, run: str = "", out: str = "results/example") -> int:
     """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
@@ -189,7 +189,7 @@ def recompute(context: Context, run: str) -> int:
     return recompute_run(run)
 
 
-@command(positional=["page"], optional=["page"], help={"page": "the page to read (default: list them)"})
+@command(word="page", help={"page": "the page to read (default: list them)"})
 def runbook(context: Context, page: str = "") -> int:
     """Read an on-call page, or list them."""
     from runbooks.oncall import show
@@ -218,3 +218,4 @@ def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | 
 namespace = Collection(provision, deploy, releases, rollback, health, canary, runbook, unlock, audit)
 namespace.add_collection(Collection("bench", sweep, report, recompute))
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
+accept_words(namespace)

@@ -33,7 +33,7 @@ def down(context: Context, name: str = "dev") -> None:
     print(f"lab {name}: " + ("down, nothing is left but the cache" if was_up else "was not up"))
 
 
-@command(positional=["guest"], help={**NAME, "guest": "which guest (default: the first)", "user": "root or ops"})
+@command(word="guest", help={**NAME, "guest": "which guest (default: the first)", "user": "root or ops"})
 def shell(context: Context, guest: str = "", name: str = "dev", user: str = "root") -> None:
     """Log in to a guest over SSH."""
     import os

@@ -20,8 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit
+from invoke.main import program
 from invoke.tasks import Task, task
 
 from runbooks.engine.errors import RunbookError, UsageError
@@ -32,9 +34,10 @@ INTERRUPTED = 130
 Body = Callable[..., int | None]
 
 
-def command(**options: Any) -> Callable[[Body], Task[Any]]:
+def command(*, word: str = "", **options: Any) -> Callable[[Body], Task[Any]]:
     """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError.
 
+    `word` names an option that may also be given as a bare word: `invoke runbook PAGE`, and `invoke runbook` alone.
     `help` may be shared: what it says of options that this task does not have is left out.
     """
 
@@ -49,9 +52,28 @@ def command(**options: Any) -> Callable[[Body], Task[Any]]:
                 raise Exit(code=code)
 
         decorated: Task[Any] = task(auto_shortflags=False, **options)(run)
+        decorated.word = word  # type: ignore[attr-defined]
         return decorated
 
     return decorate
+
+
+def accept_words(namespace: Collection) -> None:
+    """Let the bare words of `command(word=...)` through; called once, when the tasks are loaded.
+
+    Invoke knows required positional arguments only: for an optional one it says "No idea what 'nan-output' is!". At
+    this point it has read its own flags and keeps the rest, where the word gets its option's name put before it.
+    """
+    tokens: list[str] = getattr(getattr(program, "core", None), "unparsed", [])
+    words = {
+        name: getattr(namespace[main], "word", "")
+        for main, aliases in namespace.task_names.items()
+        for name in (main, *aliases)
+    }
+    for at in range(len(tokens) - 1, 0, -1):
+        option, value = words.get(tokens[at - 1]), tokens[at]
+        if option and value not in words and not value.startswith("-"):
+            tokens.insert(at, f"--{option}")
 
 
 def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
