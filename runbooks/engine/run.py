@@ -75,6 +75,7 @@ class _Run:
         self._answers: dict[Question, State] = {}
         self._stages: list[Stage] = []
         self._locked = False
+        self._stale = False  # something was applied since the last look
         self._pending = ""  # check mode: the first stage that would change something
         self.result = HostResult(host=connection.name)
 
@@ -92,6 +93,8 @@ class _Run:
                 error.host = error.host or self._connection.name
                 self.result.warnings.append(error)
                 self._say_stage(stage, "failed", began, text=f"{stage.name}: optional, the run goes on\n{error}")
+                if self._stale:  # a job that failed changed things too, and later stages may turn on them
+                    self._look(position + 1)
             position += 1
 
     def _gather(self, from_stage: int = 0) -> None:
@@ -109,6 +112,7 @@ class _Run:
     def _look(self, from_stage: int) -> None:
         questions = [q for stage in self._stages[from_stage:] for step in stage.steps for q in step.questions()]
         self._answers.update(look(self._connection, questions))
+        self._stale = False
 
     def _plans(self, stage: Stage) -> Plans:
         return [(step, _planned(step, self._answers)) for step in stage.steps]
@@ -124,6 +128,7 @@ class _Run:
                 self._settle(stage, tried, began)
                 return
             self._lock()
+            self._stale = True
             tried |= self._apply(stage, changes)
             self._gather(position) if any(change.reboot for _, change in changes) else self._look(position)
             stage = self._stages[position]
