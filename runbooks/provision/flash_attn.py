@@ -53,6 +53,21 @@ def torch_pins(runtime: Runtime) -> list[str]:
     return [package for package in runtime.packages if re.match(r"torch(\[.*\])?==", package)]
 
 
+_TELLS = "error|fatal|killed|segmentation|signal|no space|no module|no matching|not found|not set|unsupported"
+_SAYS_NOTHING = (
+    "Can not execute|clear error message|except ImportError|sys.stderr|manifest_maker|originates from|exited-with-error|"
+    "Failed (to build|building)|Building wheel|^ *raise "
+)
+_FAILED = f"""\
+{{
+  if grep -q 'Building wheel for flash-attn' "$JOB/log"; then echo {COMPILE}; else echo before; fi
+  grep -iE '{_TELLS}' "$JOB/log" | grep -vE '{_SAYS_NOTHING}' | cut -c 1-300 | tail -n 20
+}} >"$FOLDER/failed"
+echo 'flash-attn did not build. What its log says of errors:'
+sed 1d "$FOLDER/failed" | tail -n 9"""
+"""pip ends a failed build with pages about itself: the lines that tell the cause are picked out, and said last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
     """The wheel in its cache.
@@ -75,7 +90,7 @@ class Wheel:
 
     @property
     def failure(self) -> Question:
-        """There from the beginning of a build until its good end: how it failed, then the end of its log."""
+        """There from the beginning of a build until its good end: how it failed, then its log's lines of errors."""
         return ask.path(f"{self.folder}/failed", wanted="*")
 
     @property
@@ -124,8 +139,7 @@ class Wheel:
         wheel = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "-v", "--wheel-dir"]
         return f"""\
 echo unfinished >"$FOLDER/failed"
-trap '{{ if grep -q "Building wheel for flash-attn" "$JOB/log"; then echo {COMPILE}; else echo before; fi
-tail -n 60 -- "$JOB/log"; }} >"$FOLDER/failed"' EXIT
+trap {quote(_FAILED)} EXIT
 {make_venv(venv, self.runtime.python)}
 {pip(venv, "install", needs, index, proxy=proxy)}
 export PATH={quote(cuda + "/bin")}:"$FOLDER/build/bin":"$PATH" CUDA_HOME={quote(cuda)}

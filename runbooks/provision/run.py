@@ -11,8 +11,8 @@ from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
 from runbooks.engine.transport import Connection
-from runbooks.inventory.check import near
 from runbooks.inventory.shape import SecretRef
+from runbooks.inventory.source import near
 from runbooks.provision.stages import TAGS, stages
 from runbooks.session import Outcome, Session
 
@@ -64,7 +64,9 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
         for error in result.failed:
             report.emit("result", str(error), host=result.host, state="failed")
         for warning in result.warnings:
-            report.note(str(warning), host=result.host, level="warning")
+            report.note(
+                f"optional, and not there: {warning.step or warning.message}", host=result.host, level="warning"
+            )
         failed = failed or bool(result.failed)
         changes = changes or bool(result.would_change)
         if not result.failed:

@@ -44,9 +44,9 @@ class Built:
         return self._build(with_wheel=self._wants_wheel(answers)).plan(answers)
 
     def _wants_wheel(self, answers: Answers) -> bool:
-        """Without the wheel only where its build was tried and failed: not built yet is no reason."""
+        """Without the wheel only where its build was tried and failed: not built yet is no reason, nor lost since."""
         flash = self.inventory.flash_attn
-        if not flash.enabled or flash.required:
+        if not flash.enabled or flash.required or self._build(with_wheel=True).plan(answers) is None:
             return flash.enabled
         return is_there(answers[self._wheel.mark]) or not is_there(answers[self._wheel.failure])
 
