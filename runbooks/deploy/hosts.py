@@ -15,11 +15,13 @@ from runbooks.engine import lock
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
+from runbooks.sglang.argv import resolve
 from runbooks.surface import CHANGES_FOUND
 
 
 def deploy_hosts(session: Session, profile: str, *, check: bool = False) -> int:
     """Deploy in series; the first host that fails stops the roll-out, and the rest keep serving what they served."""
+    resolve(session.loaded.inventory.profiles, profile)  # a wrong name is refused before any host is touched
     results: list[DeployResult] = []
 
     def one(conn: Connection) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from runbooks.engine.errors import UsageError
 from runbooks.inventory.shape import Inventory, Model, Profile, Runtime
+from runbooks.inventory.source import near
 from runbooks.sglang.flags import Table, Value, canonical, table
 from runbooks.sglang.rules import Setting, broken
 
@@ -51,7 +52,14 @@ class Launch:
 
 
 def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
-    """Lay a profile over those it extends. None takes away; an expectation goes with the argument that it was about."""
+    """Lay a profile over those it extends. None takes away; an expectation goes with the argument that it was about.
+
+    Raises UsageError for a name that is no profile, and for an argument that is not a profile's to set.
+    """
+    if name not in profiles:
+        raise UsageError(
+            f"there is no profile {name!r}{near(name, list(profiles))}", details=[f"profiles: {', '.join(profiles)}"]
+        )
     chain = [name]
     while (parent := profiles[chain[-1]].extends) is not None:
         chain.append(parent)
