@@ -1,0 +1,146 @@
+"""Canary and health on a real guest: the probe pushed over ssh, the simulated server under systemd, its journal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lab.guest import Guest
+from lab.lab import Lab
+from lab.standins import models
+from lab.standins.sglang import stage
+from runbooks.canary import CanaryResult, run_canary
+from runbooks.engine.report import Event, Reporter
+from runbooks.engine.transport import Connection
+from runbooks.health import HealthResult, check
+from runbooks.session import Session
+
+pytestmark = pytest.mark.lab
+
+UNIT = """\
+[Service]
+Environment=PYTHONPATH=/opt/sim PYTHONDONTWRITEBYTECODE=1
+ExecStart=/usr/bin/python3 -m sglang.launch_server --model-path /opt/sim/{model} --served-model-name {name} \\
+  --host 127.0.0.1 --port {port} --tp-size 8 --quantization modelopt_fp4 --enable-metrics --reasoning-parser glm45
+"""
+
+
+@dataclass
+class Said:
+    events: list[Event] = field(default_factory=list)
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Served:
+    """A guest with the simulated server as its sglang.service."""
+
+    session: Session
+    guest: Guest
+    connection: Connection
+
+    def start(self, **knobs: object) -> None:
+        """Start it anew with these knobs, and wait until it listens."""
+        self.guest.write("/etc/lab-sglang.json", json.dumps({"start_delay": 0.2, "warmup": 0.1, **knobs}))
+        self.guest.run("systemctl daemon-reload; systemctl reset-failed sglang; systemctl restart sglang", check=False)
+        port = self.session.loaded.inventory.server.port
+        until = time.monotonic() + 30
+        while not self.guest.run(f"ss -Hltn 'sport = :{port}'").stdout.strip():
+            assert time.monotonic() < until, self.guest.run("journalctl -u sglang -n 20 --no-pager").stdout
+            time.sleep(0.3)
+        time.sleep(1)
+
+    def canary(self) -> CanaryResult:
+        loaded = self.session.loaded
+        return run_canary(
+            self.connection,
+            server=loaded.inventory.server,
+            model=loaded.model_for(self.guest.name),
+            report=self.session.report,
+        )
+
+    def health(self) -> HealthResult:
+        return check(self.connection, self.session.loaded, self.guest.name, self.session.report)
+
+
+@pytest.fixture(scope="module")
+def served(lab: Lab, guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("sim")
+    stage("0.5.23", folder)
+    model = models.write(folder / "models").relative_to(folder)
+    guest.run("mkdir -p /opt/sim && base64 -d | tar xz -C /opt/sim", stdin=packed(folder))
+    session = Session.open(inventory=str(lab.inventory), hosts=[guest.name])
+    session.report = Reporter(Said())
+    inventory = session.loaded.inventory
+    name = session.loaded.model_for(guest.name).served_name
+    guest.write("/etc/systemd/system/sglang.service", UNIT.format(model=model, name=name, port=inventory.server.port))
+    with session, session.connect(guest.name) as connection:
+        yield Served(session, guest, connection)
+
+
+def packed(folder: Path) -> str:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+        archive.add(folder, arcname=".")
+    return base64.b64encode(whole.getvalue()).decode()
+
+
+def kinds(result: CanaryResult) -> set[str]:
+    return {finding.kind for finding in result.faults}
+
+
+def states(result: HealthResult) -> dict[str, str]:
+    return {found.name: found.state for found in result.checks}
+
+
+def test_a_healthy_server(served: Served) -> None:
+    served.start()
+    result = served.canary()
+    assert (result.verdict, kinds(result)) == ("healthy", set())
+    assert len(result.prompts) == 10
+    assert result.settings["decode_backend"] == "flashinfer_sparse_mla"
+    before = served.connection.exchanges
+    found = served.health()
+    assert served.connection.exchanges - before <= 2
+    said = states(found)
+    assert (said["unit"], said["port"], said["http"], said["completion"], said["queue"]) == ("ok",) * 5
+    assert said["gpus"] == "fail"  # no driver on this guest
+    assert found.seconds < 10
+
+
+def test_nan_is_proven_by_one_greedy_question_and_the_server_lives(served: Served) -> None:
+    served.start(fail="nan")
+    pid = served.guest.run("systemctl show -p MainPID --value sglang").stdout
+    result = served.canary()
+    assert (result.verdict, result.requests, result.page) == ("nan", 1, "nan-output")
+    assert served.guest.run("systemctl show -p MainPID --value sglang").stdout == pid
+    assert states(served.health())["completion"] == "fail"
+
+
+def test_a_server_that_dies_of_nan_under_the_burst_is_told_by_its_journal(served: Served) -> None:
+    served.start(fail="nan_busy", detail=3)
+    result = served.canary()
+    assert result.verdict == "nan"
+    assert {"dropped", "restarted", "journal-nan"} <= kinds(result)
+    unit = next(found for found in served.health().checks if found.name == "unit")
+    assert (unit.state, unit.page) == ("fail", "nan-output")
+
+
+def test_a_stopped_server_is_dead_and_health_says_who_did_it(served: Served) -> None:
+    served.start()
+    served.guest.run("systemctl stop sglang")
+    assert served.canary().verdict == "dead"
+    said = states(served.health())
+    assert (said["unit"], said["port"], said["completion"]) == ("fail",) * 3
