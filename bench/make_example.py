@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -34,19 +35,29 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=EXAMPLE)
     parser.add_argument("--port", type=int, default=18451)
     options = parser.parse_args()
-    out: Path = options.out
-    shutil.rmtree(out, ignore_errors=True)
-    (out / "raw").mkdir(parents=True)
-    url = f"http://127.0.0.1:{options.port}"
-    launch = f"-m lab.standins.sglang.run --port {options.port} -- {SERVER} --served-model-name glm-5".split()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / options.out.name
+        (out / "raw").mkdir(parents=True)
+        line = make(out, options.port)
+        shutil.rmtree(options.out, ignore_errors=True)  # the old one goes when the new one is whole
+        shutil.copytree(out, options.out)
+    print(line)
+    return 0
+
+
+def make(out: Path, port: int) -> str:
+    """Measure into `out`, and return the verdict."""
+    url = f"http://127.0.0.1:{port}"
+    launch = f"-m lab.standins.sglang.run --port {port} -- {SERVER} --served-model-name glm-5".split()
     server = subprocess.Popen([sys.executable, *launch], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
-        wait_for(f"{url}/health")
+        wait_for(f"{url}/health", server)
         sweep = ["-m", "runbooks.bench.loadgen", "--url", url, "--out", str(out / "raw"), *SWEEP.split()]
         subprocess.run([sys.executable, *sweep], cwd=ROOT, check=True)
         canary = ask_canary(url)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait()
     (out / "raw" / "run.json").rename(out / "run.json")
     note = "lab stand-in for SGLang: simulated, its speed fitted to the reference sweep"
@@ -58,8 +69,7 @@ def main() -> int:
     describe(
         out, loaded, next(iter(loaded.inventory.hosts)), release={"profile": "example"}, command=command, canary=canary
     )
-    print(finish(out).verdict.line)
-    return 0
+    return finish(out).verdict.line
 
 
 def ask_canary(url: str) -> dict[str, Any]:
@@ -72,16 +82,16 @@ def ask_canary(url: str) -> dict[str, Any]:
     return {"verdict": verdict["verdict"], "found": found, "requests": verdict["requests"]}
 
 
-def wait_for(url: str, seconds: float = 60.0) -> None:
+def wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until and server.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=5).close()
         except OSError:
             time.sleep(0.3)
         else:
             return
-    raise SystemExit(f"{url} did not answer within {seconds:g} s")
+    raise SystemExit(f"{url} did not answer within {seconds:g} s, or its server ended")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
+from runbooks.inventory.shape import Server
 
 BUSY = 3  # the load generator's exit code for a server that has other requests
 RAMP = 300.0  # seconds that a point may take until all its streams have had a first token, and to end what runs
@@ -47,6 +48,7 @@ class BenchOptions:
     window: float | None = None
     force: bool = False
     canary: bool = True
+    self_check: bool = True  # the null server, under five seconds
     command: str = "invoke bench"
 
 
@@ -184,15 +186,15 @@ def _drive(
     """Run the load generator to its end. True when it was interrupted and left a partial result."""
     artefact = push_zipapp(conn, "runbooks.bench.loadgen", "cli:main")
     bench, server = loaded.inventory.bench, loaded.inventory.server
-    address = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     warmup = bench.warmup if options.warmup is None else options.warmup
     window = bench.window if options.window is None else options.window
-    words = ["python3", artefact, "--json", "--self-check", "--url", f"http://{address}:{server.port}"]
+    words = ["python3", artefact, "--json", "--url", url_of(server)]
     words += ["--model", loaded.model_for(host).served_name, "--out", f"{remote}/out"]
     words += ["--concurrency", ",".join(map(str, sweep)), "--warmup", f"{warmup:g}", "--window", f"{window:g}"]
     words += ["--input-len", str(options.input_len or bench.input_len)]
     words += ["--output-len", str(options.output_len or bench.output_len)]
     words += ["--force"] if options.force else []
+    words += ["--self-check"] if options.self_check else []
     script = f"mkdir -p {quote(remote)}; echo $$ >{quote(remote)}/pid\n"
     uploads: dict[str, Secret | bytes] = {}
     if key:
@@ -209,6 +211,12 @@ def _drive(
     if job.rc and job.rc != 130:
         raise _failure(follower.error, job.rc, job.tail, host)
     return job.rc == 130
+
+
+def url_of(server: Server) -> str:
+    """As seen on the host itself."""
+    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
+    return f"http://{host}:{server.port}"
 
 
 def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host: str) -> RunbookError:

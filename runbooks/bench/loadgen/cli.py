@@ -143,11 +143,11 @@ def _run(options: argparse.Namespace, target: Target, sweep: list[int], tell: To
         "python": sys.version.split()[0],
         "self_check": None,
     }
+    tell("note", text=f"fitting prompts of {options.input_len} tokens to the served tokenizer")
+    shape, prompts = _prepare(server, shape, options.input_len)
     if options.self_check:
         run["self_check"] = nullserver.self_check(lambda port: null_run(max(sweep), port, options.out), max(sweep))
         tell("self_check", text=_proof(run["self_check"]), **run["self_check"])
-    tell("note", text=f"fitting prompts of {options.input_len} tokens to the served tokenizer")
-    shape, prompts = _prepare(server, shape, options.input_len)
     run |= {"prompt_tokens": prompts.tokens, "usage_each_chunk": shape.usage_each_chunk}
     run["server_info_before"] = server.info()
     settings = Settings(

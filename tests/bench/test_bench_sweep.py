@@ -1,0 +1,100 @@
+"""The controller's side, on a connection to this machine: what is sent, what comes home, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from runbooks import paths
+from runbooks.bench import BenchOptions, recompute, run_bench
+from runbooks.engine.errors import RunbookError
+from runbooks.engine.report import Event, Reporter
+from runbooks.engine.transport import Connection, Target
+from runbooks.inventory import Loaded, load
+from runbooks.inventory.shape import Bench, SecretRef, Server
+from tests.engine.conftest import LocalConnection
+
+ROOT = Path(__file__).parents[2]
+KEY = "sk-bench-secret"
+
+
+class Said:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    words = [sys.executable, str(Path(__file__).parent / "tiny_sse.py")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    for name in ("JOBS", "TOOLS", "STATE", "CURRENT"):
+        monkeypatch.setattr(paths, name, str(tmp_path / name.lower()))
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "release.json").write_text('{"number": 3, "profile": "final"}')
+    with LocalConnection(Target(name="glm5-a", address="127.0.0.1", known_hosts=tmp_path / "known_hosts")) as found:
+        yield found
+
+
+def inventory(port: int, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    loaded = load(ROOT / "lab" / "inventory.yaml")
+    monkeypatch.setenv("BENCH_KEY", KEY)
+    bench = Bench(concurrency=(1, 2), input_len=40, output_len=32, warmup=0.0, window=0.3, reference={1: 400.0})
+    server = Server(port=port, api_key=SecretRef(env="BENCH_KEY"))
+    changed = msgspec.structs.replace(loaded.inventory, bench=bench, server=server)
+    return Loaded(changed, loaded.path, loaded.document)
+
+
+def test_a_sweep_comes_home_with_all_that_judges_it(
+    host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Said()
+    loaded = inventory(port, monkeypatch)
+    options = BenchOptions(canary=False, self_check=False)
+    result = run_bench(host, loaded, "glm5-a", options=options, report=Reporter(said), out=tmp_path / "results")
+    assert [point["concurrency"] for point in result.points] == [1, 2]
+    assert all(point["requests"]["failed"] == 0 and point["server"]["difference"] == 0.0 for point in result.points)
+    assert result.folder.name.endswith("-glm5-a-final")
+    names = {path.name for path in result.folder.iterdir()}
+    assert names == {"run.json", "points.json", "provenance.json", "report.md", "report.html", "raw"}
+    assert recompute(result.folder).differences == ()
+    run: dict[str, Any] = json.loads((result.folder / "run.json").read_text())
+    assert run["release"]["number"] == 3
+    assert {event.kind for event in said.events} >= {"progress", "note"}
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert left == []  # the key is nowhere: no job, no log, no result
+    assert not any((tmp_path / "state" / "bench").iterdir())
+
+
+def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where, text, advice in (
+        (9, "127.0.0.1:9", "invoke health"),
+        (port, "3 live or queued", "invoke bench --force"),
+    ):
+        loaded = inventory(where, monkeypatch)
+        if where == port:
+            monkeypatch.setattr("runbooks.bench.sweep.url_of", lambda server: f"http://127.0.0.1:{server.port}/busy")
+        with pytest.raises(RunbookError, match=text) as error:
+            run_bench(host, loaded, "glm5-a", options=BenchOptions(), report=Reporter(Said()), out=tmp_path / "results")
+        assert advice in (error.value.next or "")
+    assert not (tmp_path / "results").exists()
