@@ -37,7 +37,7 @@ def kernel() -> tuple[Signature, ...]:
             "pci-window",
             r"PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @ 0x0",
             "the guest's PCI window is too small for the cards",
-            "the VM's firmware and CPU settings: invoke provision --tags vm",
+            "the firmware and CPU settings of the VM, on the hypervisor's node",
             "gpu-lost",
             "forum.proxmox.com 179366",
             rank=0,

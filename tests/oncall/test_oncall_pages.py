@@ -57,6 +57,38 @@ def test_a_command_exists_with_these_arguments(where: str, command: str) -> None
     assert profile in (None, "baseline", "final")
 
 
+TAGS = {"base", "driver", "cuda", "flash-attn", "runtime", "model"}
+_TYPED = re.compile(r"invoke [a-z][a-z.]*(?: --[a-z-]+(?:[ =][a-z0-9.-]+)?)*")
+
+
+def sources() -> list[Path]:
+    """All of runbooks/ but the Proxmox side, which no task reaches yet."""
+    return [path for path in sorted((ROOT / "runbooks").rglob("*.py")) if path.parent.name != "proxmox"]
+
+
+def typed_in_code() -> list[tuple[str, str]]:
+    """`invoke ...` in our own strings: what errors, checks and causes tell people to type."""
+    found: set[tuple[str, str]] = set()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {(path.name, command) for command in _TYPED.findall(node.value)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("where", "command"), typed_in_code())
+def test_a_command_in_our_messages_exists(where: str, command: str) -> None:
+    words = shlex.split(command)[1:]
+    if words[0] == "runbook":
+        return  # which pages are named is tested below
+    contexts = namespace().to_contexts()
+    known = {name: context for context in contexts for name in (str(context.name), *context.aliases)}
+    assert words[0] in known, f"{where}: {command}"
+    options = [word for word in words[1:] if word.startswith("--")]
+    assert [option for option in options if option not in known[words[0]].flags] == [], f"{where}: {command}"
+    assert {words[at + 1] for at, word in enumerate(words[:-1]) if word == "--tags"} <= TAGS
+
+
 def test_commands_are_found_at_all() -> None:
     assert len(CASES) > 40
     assert commands(
@@ -89,7 +121,7 @@ def test_a_page_points_only_to_pages_that_exist(name: str) -> None:
 def test_every_page_that_the_code_names_exists() -> None:
     """Strings handed over as `page=...`, and `invoke runbook NAME` in any text."""
     named: set[str] = set()
-    for path in (ROOT / "runbooks").rglob("*.py"):
+    for path in sources():
         source = path.read_text()
         named |= set(re.findall(r"invoke runbook ([a-z]+-[a-z-]+)", source))
         for node in ast.walk(ast.parse(source)):
