@@ -12,6 +12,7 @@ import pytest
 
 from runbooks.bench import EXAMPLE, assess, recompute, recompute_run, report_only
 from runbooks.bench.hosts import streams_of
+from runbooks.bench.loadgen import rawlog
 from runbooks.bench.report import write
 from runbooks.bench.results import BenchResult
 from runbooks.engine.errors import RunbookError, UsageError
@@ -115,15 +116,23 @@ def test_an_invalid_point_is_never_drawn_as_valid(tmp_path: Path) -> None:
 def test_a_run_without_one_valid_point_still_has_a_report(tmp_path: Path) -> None:
     folder = spoilt(tmp_path)
     run = json.loads((folder / "run.json").read_text())
-    run["loadgen"]["server_info_before"]["max_running_requests"] = 0.5
+    run["loadgen"]["input_len"] = 7
     run["gpus"]["name"] = "Voodoo 2"
-    for log in (folder / "raw").glob("*.bin"):
-        log.unlink()
     (folder / "run.json").write_text(json.dumps(run))
-    result = assess(folder)
-    assert result.verdict.word == "no verdict"
-    write(result, folder)
-    assert "no verdict" in (folder / "report.html").read_text()
+    logs = sorted((folder / "raw").glob("*.bin"))
+    logs[2].unlink()
+    for log in logs[:2]:  # as if every prompt had been asked to be much shorter
+        blocks = list(rawlog.decode(log.read_bytes()))
+        blocks[0][0]["input_len"] = 7
+        rawlog.write(log, blocks)
+    for left in (2, 0):
+        for log in logs[left:2]:
+            log.unlink()
+        result = assess(folder)
+        assert len(result.points) == left
+        assert result.verdict.word == "no verdict"
+        write(result, folder)
+        assert "no verdict" in (folder / "report.html").read_text()
 
 
 def test_report_only_shows_the_table_and_writes_the_page(tmp_path: Path) -> None:
