@@ -100,7 +100,7 @@ def deploy(
     if check_only:
         return DeployResult(host, profile, "would-change", None, diff=_diff(conn, found, new))
     parse(conn, new)
-    agree(conn, found, consent)
+    agree(conn, found, consent, otherwise=gate.Endpoint(new.host, new.port, model.served_name, key))
     with lock.held(conn, secrets.token_hex(8), f"deploy --profile {profile}"):
         made = Attempt(conn, loaded, report, new, found, key).run()
     seconds = made.release.ready_seconds or 0.0
@@ -142,21 +142,23 @@ def _already(conn: Connection, found: Host, new: Plan, key: Secret | None) -> Re
     return current if answer.get("status") == 200 and "error" not in answer else None
 
 
-def agree(conn: Connection, found: Host, consent: Consent) -> None:
-    """State the downtime and who is being served now; go on only with consent."""
-    current = found.release(found.current)
-    if not found.serves or current is None:
+def agree(conn: Connection, found: Host, consent: Consent, *, otherwise: gate.Endpoint) -> None:
+    """State the downtime and who is being served now; go on only with consent.
+
+    `otherwise` is where to ask a server that no release of ours describes.
+    """
+    if not found.serves:
         return
-    endpoint = gate.Endpoint(current.host, current.port, current.served_name, releases.key_of(conn, current))
-    live = gate.ask(conn, endpoint, "live")
+    current, what, seconds = found.release(found.current), "a server that is no release of ours", 0.0
+    if current is not None:
+        otherwise = gate.Endpoint(current.host, current.port, current.served_name, releases.key_of(conn, current))
+        what, seconds = f"release {current.number}", current.ready_seconds or 0.0
+    live = gate.ask(conn, otherwise, "live")
     requests = (
         f"{live['running']:.0f} running, {live['queued']:.0f} waiting" if live.get("status") == 200 else "unknown"
     )
-    seconds = current.ready_seconds or 0.0
     minutes = f"about {seconds / 60:.0f} min" if seconds > 90 else "some minutes" if not seconds else "about a minute"
-    question = (
-        f"{conn.name} serves release {current.number}; it goes down for {minutes} (requests now: {requests}). Go on?"
-    )
+    question = f"{conn.name} serves {what}; it goes down for {minutes} (requests now: {requests}). Go on?"
     if not consent(question):
         raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
 
@@ -170,6 +172,8 @@ def _diff(conn: Connection, found: Host, new: Plan) -> tuple[str, ...]:
         if found.current is not None:
             answer = conn.ask(f"cat {paths.CURRENT}/{name} 2>/dev/null")
             old = answer.out
+        if name == "launch.py" and not old:
+            continue  # the first one: it is ours, the same everywhere, and long
         before, after = old.splitlines(), text.splitlines()
         lines += difflib.unified_diff(before, after, f"current/{name}", f"release {number}/{name}", lineterm="", n=1)
     return tuple(lines)

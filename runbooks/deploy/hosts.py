@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from runbooks import paths
-from runbooks.deploy import releases
+from runbooks.deploy import gate, releases
 from runbooks.deploy.attempt import bring_back, now
 from runbooks.deploy.flow import DeployResult, agree, deploy
 from runbooks.deploy.look import Host, look
@@ -87,7 +87,8 @@ def rollback_hosts(session: Session, to: int | None) -> int:
         if release.number == host.current and host.serves and host.running == release.stamp:
             session.report.note(f"release {release.number} serves already", host=conn.name)
             return
-        agree(conn, host, session.consent)
+        at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
+        agree(conn, host, session.consent, otherwise=at)
         with lock.held(conn, secrets.token_hex(8), f"rollback to release {release.number}"):
             conn.ask(lock.audit_script(release.content, "rollback", (f"back to release {release.number}",)))
             budget = session.loaded.inventory.server.ready_budget

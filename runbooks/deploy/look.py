@@ -63,10 +63,6 @@ class Host:
     running: str | None = field(default=None)
 
     @property
-    def active(self) -> bool:
-        return self.unit.get("ActiveState") in ("active", "activating", "reloading")
-
-    @property
     def serves(self) -> bool:
         return self.unit.get("ActiveState") == "active"
 

@@ -137,9 +137,12 @@ def stop(conn: Connection) -> None:
 
 
 def _link(name: str, target: str) -> str:
-    """A link that is right already is left alone; a wrong one, or a file in its place, is replaced by a rename."""
+    """A link that is right already is left alone; a file in its place is kept beside it. Replaced by a rename."""
     path = f"{SYSTEM}/{name}"
-    replace = f"mkdir -p $(dirname {path}) && ln -sfn -- {target} {path}.rb-new && mv -T -- {path}.rb-new {path}"
+    keep = f"{{ [ -L {path} ] || [ ! -e {path} ] || cp -p {path} {path}.before-runbooks; }}"
+    replace = (
+        f"{keep} && mkdir -p $(dirname {path}) && ln -sfn -- {target} {path}.rb-new && mv -T -- {path}.rb-new {path}"
+    )
     return f'[ "$(readlink {path})" = {target} ] || {{ {replace}; }} || exit 1'
 
 

@@ -218,6 +218,13 @@ def test_without_consent_nothing_is_touched() -> None:
     assert _steps(host) == []
 
 
+def test_a_server_that_is_not_ours_is_not_stopped_unasked() -> None:
+    host = _host(_look(current=None))
+    with pytest.raises(UsageError, match="nothing was touched"):
+        _deploy(host, agrees=False)
+    assert _steps(host) == []
+
+
 def test_check_shows_the_diff_and_touches_nothing() -> None:
     host = _host(_look(OLD))
     result, asked = _deploy(host, check_only=True)

@@ -74,6 +74,7 @@ def test_switching_is_one_rename_and_the_links_point_through_it() -> None:
     assert "/opt/runbooks/current/sglang.service" in script
     assert script.rstrip().endswith("systemctl daemon-reload")
     assert "rm " not in script, "at no moment is there no release"
+    assert "sglang.service.before-runbooks" in script, "a unit that somebody wrote by hand is kept"
 
 
 def test_judging_replaces_release_json_alone() -> None:
@@ -149,6 +150,6 @@ def test_the_look_is_read_into_values() -> None:
 
 def test_an_empty_host_has_nothing_and_a_hung_gpu_has_no_count() -> None:
     host = read("")
-    assert (host.current, host.runtime, host.user, host.gpus, host.active) == (None, None, False, None, False)
+    assert (host.current, host.runtime, host.user, host.gpus, host.serves) == (None, None, False, None, False)
     assert read("-- rb: gpus\nUnable to determine the device handle\nrc=15\n").gpus is None
     assert read("-- rb: gpus\nrc=124\n").gpus is None

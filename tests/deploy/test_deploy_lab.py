@@ -1,0 +1,238 @@
+"""Deploys on a real host, each kind of failure with it: after every one of them the release before serves again.
+
+One guest, provisioned once, for the tests of this file in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lab.guest import Guest
+from lab.lab import Lab
+from runbooks.deploy import deploy_hosts, rollback_hosts
+from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
+from runbooks.engine.report import Event, Reporter
+from runbooks.inventory import load
+from runbooks.session import Session
+from tests.deploy.deploy_fake import Silent
+
+pytestmark = pytest.mark.lab
+
+KEY = "sk-lab-key-0123456789"
+INVOKE = [str(Path(sys.executable).parent / "invoke")]
+BAD: dict[str, Any] = {"dsa_prefill_backend": "flashmla_auto", "dsa_decode_backend": "flashmla_kv"}
+ONLY_BAD = {"fail_when": {"dsa_decode_backend": ["flashmla_kv"]}}
+
+
+class Site:
+    """A guest with its inventory, and what can be asked of it."""
+
+    def __init__(self, guest: Guest, inventory: Path, keyed: Path) -> None:
+        self.guest, self.inventory, self.keyed = guest, inventory, keyed
+
+    def sh(self, script: str) -> str:
+        return self.guest.run(script, check=False).stdout.strip()
+
+    def deploy(self, profile: str, *, keyed: bool = False, yes: bool = True) -> tuple[int, list[Event]]:
+        printer = Silent()
+        session = Session(load(self.keyed if keyed else self.inventory), [self.guest.name], Reporter(printer), yes)
+        return deploy_hosts(session, profile), printer.events
+
+    def knobs(self, **knobs: Any) -> None:
+        self.guest.write("/etc/lab-sglang.json", json.dumps(knobs))
+
+    @property
+    def current(self) -> str:
+        return self.sh("readlink /opt/runbooks/current").rpartition("/")[2]
+
+    def verdict(self, number: str) -> str:
+        return str(json.loads(self.sh(f"cat /opt/runbooks/releases/{number}/release.json"))["verdict"])
+
+    def completion(self) -> str:
+        """A real one, from inside; "" when there is no answer."""
+        body = json.dumps(
+            {"model": "glm-5", "max_tokens": 8, "messages": [{"role": "user", "content": "What is 2+2?"}]}
+        )
+        code = (
+            "import urllib.request as u\n"
+            f"r = u.Request('http://127.0.0.1:30000/v1/chat/completions', {body.encode()!r})\n"
+            f"r.add_header('Content-Type', 'application/json'); r.add_header('Authorization', 'Bearer {KEY}')\n"
+            "try: print(u.urlopen(r, timeout=20).status)\n"
+            "except OSError: pass\n"
+        )
+        self.guest.write("/tmp/ask.py", code)
+        return self.sh("python3 /tmp/ask.py")
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab, guest: Guest) -> Iterator[Site]:
+    inventory = yaml.safe_load(lab.inventory.read_text())
+    inventory["flash_attn"]["enabled"] = False
+    inventory["server"]["ready_budget"] = 20
+    inventory["profiles"]["other"] = {
+        "extends": "final",
+        "why": "another good one",
+        "args": {"mem_fraction_static": 0.85},
+    }
+    inventory["profiles"]["bad"] = {"extends": "final", "why": "the lab's server fails under it", "args": BAD}
+    inventory["profiles"]["lies"] = {
+        "extends": "final",
+        "why": "expects another dtype",
+        "expect": {"kv_cache_dtype": "bf16"},
+    }
+    path, keyed = lab.inventory.parent / "deploy.yaml", lab.inventory.parent / "deploy-keyed.yaml"
+    path.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    (lab.inventory.parent / "key").write_text(KEY + "\n")
+    (lab.inventory.parent / "key").chmod(0o600)
+    inventory["server"]["api_key"] = {"file": "key"}
+    keyed.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    provision = [*INVOKE, "provision", "--inventory", str(path), "--hosts", guest.name, "--plain", "--yes"]
+    done = subprocess.run(provision, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    yield Site(guest, path, keyed)
+    for left in (path, keyed, lab.inventory.parent / "key"):
+        left.unlink(missing_ok=True)
+
+
+def test_a_first_one_that_dies_is_stopped_with_its_cause(site: Site) -> None:
+    site.knobs(fail="die_at_start", **ONLY_BAD)
+    with pytest.raises(RunbookError, match="release 1 died after") as failed:
+        site.deploy("bad")
+    assert "the server is stopped" in str(failed.value)
+    assert site.sh("systemctl is-active sglang") in ("failed", "inactive")
+    assert site.verdict("1") == "failed"
+
+
+def test_a_good_one_is_promoted_and_its_hardening_is_in_effect(site: Site) -> None:
+    code, events = site.deploy("final")
+    assert code == 0
+    assert (site.current, site.verdict("2"), site.completion()) == ("2", "promoted", "200")
+    assert any(event.kind == "table" and event.text == "what runs" for event in events)
+    status = site.sh("cat /proc/$(systemctl show -p MainPID --value sglang)/status")
+    fields = dict(line.partition(":\t")[::2] for line in status.splitlines())
+    assert (fields["NoNewPrivs"], fields["Seccomp"], int(fields["CapBnd"], 16)) == ("1", "2", 0)
+    assert site.sh("systemctl is-enabled sglang") == "enabled"
+    assert site.sh("systemctl show -p FragmentPath --value sglang") == "/etc/systemd/system/sglang.service"
+
+
+def test_again_changes_nothing(site: Site) -> None:
+    pid = site.sh("systemctl show -p MainPID --value sglang")
+    code, events = site.deploy("final")
+    assert code == 0
+    assert events[-1].data["state"] == "unchanged"
+    assert site.sh("systemctl show -p MainPID --value sglang") == pid
+    session = Session(load(site.inventory), [site.guest.name], Reporter(Silent()), False)
+    assert deploy_hosts(session, "other", check=True) == 3
+    assert site.current == "2"
+
+
+def test_nobody_to_ask_means_nothing_is_touched(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: PTH123, SIM115  (not a terminal)
+    with pytest.raises(UsageError, match=r"serves release 2; it goes down for .* 0 running"):
+        site.deploy("other", yes=False)
+    assert site.current == "2"
+
+
+@pytest.mark.parametrize(
+    ("profile", "knobs", "part"),
+    [
+        ("bad", {"fail": "nan", **ONLY_BAD}, "the canary says nan"),
+        ("bad", {"fail": "garbage", **ONLY_BAD}, "the canary says"),
+        ("bad", {"fail": "die_at_start", **ONLY_BAD}, "died after"),
+        ("bad", {"fail": "hang_at_start", **ONLY_BAD}, "did not answer within 20 s"),
+        ("lies", {}, "other settings than the profile expects"),
+    ],
+    ids=["nan", "garbage", "dies", "never healthy", "wrong backend"],
+)
+def test_a_broken_one_leaves_the_old_one_serving(site: Site, profile: str, knobs: dict[str, Any], part: str) -> None:
+    site.knobs(**knobs)
+    with pytest.raises(RunbookError, match=part) as failed:
+        site.deploy(profile)
+    assert "release 2 (profile final) serves again" in str(failed.value)
+    assert failed.value.exit_code == 1
+    assert (site.current, site.completion()) == ("2", "200")
+
+
+def test_a_taken_port_is_found_before_anything_is_touched(site: Site) -> None:
+    site.sh("systemctl stop sglang; systemd-run --unit=thief python3 -m http.server 30000 --bind 127.0.0.1; sleep 1")
+    try:
+        with pytest.raises(CheckFailed, match="port 30000 is taken") as failed:
+            site.deploy("other")
+        assert "python3 -m http.server" in str(failed.value)
+        assert site.current == "2"
+    finally:
+        site.sh("systemctl stop thief")
+
+
+def test_a_stopped_one_is_started_again_without_a_new_release(site: Site) -> None:
+    code, _ = site.deploy("final")
+    assert (code, site.current, site.completion()) == (0, "2", "200")
+
+
+def test_a_key_is_asked_for_and_shown_nowhere(site: Site) -> None:
+    site.knobs()
+    code, events = site.deploy("final", keyed=True)
+    assert (code, site.completion()) == (0, "200")
+    assert KEY not in repr(events)
+    lines = "for f in /proc/[0-9]*/cmdline; do [ \"$(stat -c %U $f)\" != sglang ] || tr '\\0' ' ' <$f; done"
+    shown = site.sh(lines)
+    assert "launch.py" in shown
+    assert KEY not in shown
+    assert site.sh(f"journalctl --no-pager | grep -v sudo | grep -c {KEY} || :") == "0"
+    holders = site.sh(f"grep -rl {KEY} /opt/runbooks /var/lib/runbooks /var/log/runbooks /etc/systemd 2>/dev/null || :")
+    assert holders == f"/opt/runbooks/releases/{site.current}/api-key"
+    assert site.sh(f"stat -c '%a %U' {holders}") == "600 root"
+
+
+def test_a_rollback_brings_back_software_and_flags(site: Site) -> None:
+    session = Session(load(site.inventory), [site.guest.name], Reporter(Silent()), True)
+    assert rollback_hosts(session, 2) == 0
+    assert site.current == "2"
+    python = site.sh("readlink -f /opt/runbooks/current/launch.py; systemctl show -p Environment --value sglang")
+    assert "releases/2/launch.py" in python
+    assert "RUNBOOKS_RELEASE=2:" in python
+    with pytest.raises(UsageError, match="there is no release 99"):
+        rollback_hosts(session, 99)
+
+
+def test_a_controller_killed_in_the_middle_leaves_something_that_a_rerun_mends(site: Site) -> None:
+    site.knobs(start_delay=8)
+    command = [*INVOKE, "deploy", "--inventory", str(site.inventory), "--hosts", site.guest.name]
+    process = subprocess.Popen([*command, "--profile", "other", "--yes", "--plain"], stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while site.current == "2" and time.monotonic() < until:
+        time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert site.current not in ("2", "")
+    assert site.verdict(site.current) in ("None", "promoted")
+    site.sh("rm -rf /run/runbooks.lock")  # what `invoke unlock` does, once it has been asked
+    site.knobs()
+    code, _ = site.deploy("other")
+    assert (code, site.verdict(site.current), site.completion()) == (0, "promoted", "200")
+
+
+def test_it_serves_again_after_a_reboot(site: Site) -> None:
+    current = site.current
+    site.guest.reboot()
+    until = time.monotonic() + 40
+    while time.monotonic() < until:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            if site.completion() == "200":
+                break
+        time.sleep(1)
+    assert (site.completion(), site.current) == ("200", current)
+    code, events = site.deploy("other")
+    assert (code, events[-1].data["state"]) == (0, "unchanged")
