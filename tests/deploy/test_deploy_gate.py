@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from runbooks.engine.errors import NoAnswer
 from runbooks.engine.secret import Secret
 from tests.deploy.deploy_fake import FakeHost, silent
 
+DATA = Path(__file__).parent / "data"
 AT = Endpoint("127.0.0.1", 30000, "glm-5", Secret("sk-gate-secret"))
 READY = [
     "Load weight begin",
@@ -124,3 +126,24 @@ def test_an_answer_that_hangs_is_asked_again() -> None:
     report, _ = silent()
     start = wait(host.conn, AT, before="old", budget=3, report=report, clock=clock, sleep=clock.sleep)
     assert (start.end, start.last_answer) == ("budget", "no answer within 30 s")
+
+
+@pytest.mark.parametrize(
+    ("journal", "kernel", "cause"),
+    [
+        ("nan-0.5.23.txt", "", "nan"),
+        ("weights-unreadable-0.5.10.post1.txt", "", "weights-unreadable"),
+        ("nan-0.5.23.txt", "Out of memory: Killed process 812 (sglang::schedul)", "oom-kill"),
+        ("ERROR: [Errno 98] error while attempting to bind on address: address already in use", "", "port-in-use"),
+        ("sglang serve: error: unrecognized arguments: --nsa-decode-backend trtllm", "", "unknown-flag"),
+    ],
+)
+def test_deaths_that_all_look_like_status_9_are_told_apart(journal: str, kernel: str, cause: str) -> None:
+    """Two journals are of real SGLang on real weights: NaN in them, and weights that its user may not read."""
+    lines = (DATA / journal).read_text().splitlines() if journal.endswith(".txt") else [journal]
+    host = FakeHost([("systemctl show", _look("failed", "failed", "new", lines)), ("journalctl -k", kernel)])
+    report, _ = silent()
+    start = wait(host.conn, AT, before="old", budget=5, report=report, sleep=lambda _: None)
+    assert start.end == "died"
+    assert start.cause is not None
+    assert start.cause.name == cause
