@@ -55,8 +55,8 @@ def torch_pins(runtime: Runtime) -> list[str]:
 
 _TELLS = "error|fatal|killed|segmentation|signal|no space|no module|no matching|not found|not set|unsupported"
 _SAYS_NOTHING = (
-    "Can not execute|clear error message|except ImportError|sys.stderr|manifest_maker|originates from|exited-with-error|"
-    "Failed (to build|building)|Building wheel|^ *raise "
+    "Can not execute|clear error message|except ImportError|sys.stderr|manifest_maker|originates from|"
+    "exited-with-error|Failed (to build|building)|Building wheel|^ *raise "
 )
 _FAILED = f"""\
 {{

@@ -107,6 +107,9 @@ class Gpus:
             return self._no("nvidia-smi is not installed", "invoke provision --tags driver")
         rows = [[cell.strip() for cell in line.split(",")] for line in said]
         cards = [row for row in rows if len(row) == len(SMI_FIELDS) and row[0].isdigit()]
+        if not cards and any("version mismatch" in line for line in said):
+            text = "the driver's library is not of the version of the module that is loaded"
+            return self._no(text, "invoke provision --tags driver (reboots)", said, page="driver-mismatch")
         if not cards:
             return self._no("nvidia-smi shows no card", "journalctl -k | grep -iE 'nvrm|nvidia'", said)
         wrong = [self._misfit(row) for row in cards]
@@ -126,5 +129,5 @@ class Gpus:
             texts.append(f"runs under driver {driver}, not {self.driver}")
         return f"card {index} {', '.join(texts)}" if texts else ""
 
-    def _no(self, line: str, next: str, details: list[str] | None = None) -> Verdict:
-        return Verdict(ok=False, line=line, details=tuple(details or ()), next=next, page="gpu-lost")
+    def _no(self, line: str, next: str, details: list[str] | None = None, page: str = "gpu-lost") -> Verdict:
+        return Verdict(ok=False, line=line, details=tuple(details or ()), next=next, page=page)

@@ -126,7 +126,13 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize(("damage", "repaired"), DAMAGE.values(), ids=DAMAGE.keys())
+SLOW = ("the venv", "the wheel", "half a build", "a package")  # build something again
+
+
+@pytest.mark.parametrize(
+    ("damage", "repaired"),
+    [pytest.param(*DAMAGE[name], id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name in DAMAGE],
+)
 def test_damage_is_repaired_and_nothing_else(provision: Provision, damage: str, repaired: list[str]) -> None:
     provision.guest.run(damage)
     preview = provision(check=True)

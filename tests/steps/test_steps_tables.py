@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runbooks.engine.errors import UsageError
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import NO_ANSWER, Answers, Change, State, Step, Verdict
 from runbooks.inventory.shape import AptRepository
 from runbooks.inventory.shape import Gpus as GpusWanted
 from runbooks.steps.checks import DiskFree, Gpus, OperatingSystem
 from runbooks.steps.downloads import Download
+from runbooks.steps.files import render
 from runbooks.steps.kernel import Initramfs, Sysctl
 from runbooks.steps.nvidia import DriverLoaded, OpenModules
 from runbooks.steps.packages import AptKey, Hold, Packages, apt_pin, apt_source
@@ -249,6 +252,20 @@ def test_unknown_systems(changes: dict[str, str], said: str) -> None:
     verdict = OperatingSystem(facts=replace(FACTS, **wrong)).plan({})
     assert not verdict.ok
     assert said in verdict.line
+
+
+def test_templates_tell_their_line(tmp_path: Path) -> None:
+    (tmp_path / "a.j2").write_text("one\n{% if x %}\nuser={{ user }}\n{% endif %}\n{{ typo }}\n")
+    with pytest.raises(UsageError, match=r"template a\.j2, line 3: 'user' is undefined"):
+        render("a.j2", {"x": True}, folder=tmp_path)
+    with pytest.raises(UsageError, match=r"line 5: 'typo' is undefined"):
+        render("a.j2", {"x": False}, folder=tmp_path)
+    assert render("a.j2", {"x": True, "user": "<s>", "typo": ""}, folder=tmp_path) == "one\nuser=<s>\n\n"
+    (tmp_path / "b.j2").write_text("one\n{% if %}\n")
+    with pytest.raises(UsageError, match=r"template b\.j2, line 2: "):
+        render("b.j2", {}, folder=tmp_path)
+    with pytest.raises(UsageError, match=r"there is no template c\.j2"):
+        render("c.j2", {}, folder=tmp_path)
 
 
 def test_apt_files() -> None:
