@@ -80,6 +80,14 @@ CAUSES: tuple[Cause, ...] = (
         prompts=LONG,
     ),
     Cause(
+        name="sparse attention in general",
+        text="only prompts beyond 2,048 tokens fail: there the sparse kernels begin, whichever backend is in use",
+        fix="deploy a profile with another backend pair; dense attention proves it",
+        source="sglang #26087, #37105, #40286",
+        kinds=BROKEN + GARBAGE,
+        prompts=LONG,
+    ),
+    Cause(
         name="FP4 GEMM race (CUTLASS built without GDC)",
         text="tiles are read before they are written: NaN at TP8, mostly with 64 and more requests at once",
         fix=(
@@ -243,8 +251,10 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def rank(findings: Sequence[Seen], settings: Mapping[str, Any], *, most: int = 4) -> tuple[Cause, ...]:
-    """The causes that fit, most likely first. Notes count for nothing."""
-    faults = [finding for finding in findings if finding.grade != "note"]
+    """The causes that fit, most likely first. The gravest findings are to be explained; the lesser ones follow from
+    them."""
+    gravest = next((grade for grade in ("nan", "dead", "degraded") if any(f.grade == grade for f in findings)), None)
+    faults = [finding for finding in findings if finding.grade == gravest]
     scored = [
         (score, -at, cause) for at, cause in enumerate(CAUSES) if (score := _score(cause, faults, settings)) is not None
     ]

@@ -109,6 +109,17 @@ RANKED: dict[str, tuple[list[Finding], dict[str, Any], str]] = {
         {"quantization": "modelopt_fp4", "fp4_gemm_backend": "flashinfer_cutlass"},
         "FP4 GEMM race (CUTLASS built without GDC)",
     ),
+    "above 2,048 tokens with the backend for SM120": (
+        [fault("token-zero", "needle-above"), fault("wrong-answer", "needle-above", "degraded")],
+        {
+            "decode_backend": "flashinfer_sparse_mla",
+            "quantization": "modelopt_fp4",
+            "fp4_gemm_backend": "auto",
+            "kv_cache_dtype": "fp8_e4m3",
+            "disable_custom_all_reduce": False,
+        },
+        "sparse attention in general",
+    ),
     "cuDNN": (
         [fault("token-zero", "arithmetic")],
         {"fp4_gemm_backend": "flashinfer_cudnn", "quantization": "modelopt_fp4"},

@@ -51,6 +51,18 @@ def test_prompt_lengths_meet_the_threshold() -> None:
     assert 3400 < length["needle-above"] < 3800
 
 
+def test_a_prompt_that_is_asked_twice_is_the_same_to_the_last_word() -> None:
+    with Scripted() as server:
+        run(server, "full")
+    long = [asked.text for asked in server.seen if asked.length > 1000]
+    below = [text for text in long if len(text) == len(long[0])]
+    assert long[0] == long[1]
+    assert below.count(long[0]) == 2
+    edges = [asked.text for asked in server.seen if asked.body["max_tokens"] == 16]
+    assert len(edges) == len(set(edges)) == 12
+    assert len({text[:4000] for text in edges}) == 1
+
+
 def test_the_full_battery_is_healthy_too() -> None:
     with Scripted() as server:
         verdict, events = run(server, "full")

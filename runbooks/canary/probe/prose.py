@@ -37,8 +37,10 @@ def filler(words: int, seed: str) -> str:
     return " ".join(found[: max(1, words)])
 
 
-def with_needle(words: int, seed: str, question: str) -> str:
-    """A long text with one fact in its first third, and a question at the end."""
-    hay = filler(words, seed).split()
-    at = len(hay) // 3
+def with_needle(words: int, seed: str, question: str, *, extra: int = 0) -> str:
+    """A long text with one fact in its first third, and a question at the end. `extra` words follow, so that what
+    stands
+    before them is the same whatever their number."""
+    hay = filler(words + extra, seed).split()
+    at = words // 3
     return " ".join([*hay[:at], NEEDLE, *hay[at:]]) + "\n\n" + question

@@ -41,6 +41,7 @@ class Canary:
     per_word: float | None = None  # prompt tokens that a word of the filler costs, as measured
     asked: list[str] = field(default_factory=list)
     prefixes: set[str] = field(default_factory=set)
+    words: dict[str, int] = field(default_factory=dict)  # of each filling, once it was chosen
 
     def run(self) -> str:
         """Ask, judge, and return the verdict; everything is also emitted as it happens."""
@@ -109,7 +110,7 @@ class Canary:
         else:
             replies = [(self._send(prompt, self._text(prompt)), self._expect(prompt.expect))]
             if prompt.length:
-                self._learn(replies[0][0])
+                self._learn(replies[0][0], self.words[prompt.prefix or prompt.name] + prompt.extra)
         found: list[Finding] = []
         for reply, expect in replies:
             judged = judge(reply, expect)
@@ -131,21 +132,23 @@ class Canary:
     def _text(self, prompt: Prompt) -> str:
         if prompt.length is None:
             return prompt.text
-        self._words = round((prompt.length - FRAME) / self._cost_of_a_word()) + prompt.extra
-        return prose.with_needle(self._words, f"{self.seed} {prompt.prefix or prompt.name}", prompt.text)
+        filling = prompt.prefix or prompt.name
+        if filling not in self.words:  # the same prompt twice must be the same to the last word
+            self.words[filling] = round((prompt.length - FRAME) / self._cost_of_a_word())
+        words = self.words[filling]
+        return prose.with_needle(words, f"{self.seed} {filling}", prompt.text, extra=prompt.extra)
 
     def _cost_of_a_word(self) -> float:
         """Prompt tokens a word of filler: measured with 200 words and one token of answer, then learned from each
         long prompt."""
         if self.per_word is None:
             probe = Prompt(name="measure", why="", text="", expect=Expect(), max_tokens=1)
-            self._words = 200
-            self._learn(self._send(probe, prose.filler(200, f"{self.seed} measure")), frame=8)
+            self._learn(self._send(probe, prose.filler(200, f"{self.seed} measure")), 200, frame=8)
         return max(self.per_word or 1.35, 0.5)
 
-    def _learn(self, reply: Reply, frame: int = FRAME) -> None:
+    def _learn(self, reply: Reply, words: int, frame: int = FRAME) -> None:
         if reply.prompt_tokens:
-            self.per_word = (reply.prompt_tokens - frame) / self._words
+            self.per_word = (reply.prompt_tokens - frame) / words
 
     def _send(self, prompt: Prompt, text: str) -> Reply:
         request: dict[str, Any] = {
