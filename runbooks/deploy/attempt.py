@@ -60,6 +60,10 @@ class Attempt:
         except RunbookError as error:
             self._give_up(release, previous, error)
             raise
+        except KeyboardInterrupt:
+            text = f"release {release.number} is current and not judged: deploy again, or invoke rollback"
+            self.report.note(text, host=self.conn.name, level="warning")
+            raise
         seconds = round(start.seconds, 1)
         release = releases.judge(self.conn, release, "promoted", judged=now(), ready_seconds=seconds)
         self._audit(f"release {release.number} promoted")

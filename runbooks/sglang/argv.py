@@ -60,6 +60,8 @@ def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
         raise UsageError(
             f"there is no profile {name!r}{near(name, list(profiles))}", details=[f"profiles: {', '.join(profiles)}"]
         )
+    if name not in profiles:
+        raise UsageError(f"there is no profile named {name!r}", details=[f"profiles: {', '.join(profiles)}"])
     chain = [name]
     while (parent := profiles[chain[-1]].extends) is not None:
         chain.append(parent)

@@ -89,6 +89,11 @@ def test_what_a_profile_may_not_say(args: dict[str, Scalar | None], part: str) -
         build(_with(bad=Profile(why="", args=args)), "bad", model=MODEL, runtime=RUNTIME)
 
 
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no profile named 'nope'"):
+        build(SHIPPED, "nope", model=MODEL, runtime=RUNTIME)
+
+
 def test_environment_names_are_checked() -> None:
     with pytest.raises(UsageError) as refused:
         build(_with(bad=Profile(why="", env={"A B": "x", "C": "a\nb"})), "bad", model=MODEL, runtime=RUNTIME)
