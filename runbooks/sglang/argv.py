@@ -57,11 +57,7 @@ def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
     Raises UsageError for a name that is no profile, and for an argument that is not a profile's to set.
     """
     if name not in profiles:
-        raise UsageError(
-            f"there is no profile {name!r}{near(name, list(profiles))}", details=[f"profiles: {', '.join(profiles)}"]
-        )
-    if name not in profiles:
-        raise UsageError(f"there is no profile named {name!r}", details=[f"profiles: {', '.join(profiles)}"])
+        raise UsageError(f"there is no profile {name!r}{near(name, list(profiles))}")
     chain = [name]
     while (parent := profiles[chain[-1]].extends) is not None:
         chain.append(parent)

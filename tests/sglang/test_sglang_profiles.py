@@ -90,8 +90,10 @@ def test_what_a_profile_may_not_say(args: dict[str, Scalar | None], part: str) -
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="no profile named 'nope'"):
+    with pytest.raises(UsageError, match="no profile 'nope'; there are: baseline, final"):
         build(SHIPPED, "nope", model=MODEL, runtime=RUNTIME)
+    with pytest.raises(UsageError, match="did you mean graphs-off"):
+        build(SHIPPED, "graph-off", model=MODEL, runtime=RUNTIME)
 
 
 def test_environment_names_are_checked() -> None:
