@@ -68,7 +68,8 @@ class User:
         name = quote(self.name)
         if state.get("uid") is None:
             groups = f"-G {quote(','.join(self.groups))} " if self.groups else ""
-            script = f"useradd --system --user-group -d {quote(self.home)} -s {quote(self.shell)} {groups}-- {name}"
+            add = f"useradd --system --user-group -d {quote(self.home)} -s {quote(self.shell)} {groups}-- {name}"
+            script = f"getent passwd {name} >/dev/null || {add}"  # an earlier run's job may have come first
             return Change(script=script, diff=(Diff(f"new, home {self.home}, groups {', '.join(self.groups) or '-'}"),))
         options, diff = [], []
         for key, flag, wanted in (("home", "-d", self.home), ("shell", "-s", self.shell)):
