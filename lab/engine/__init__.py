@@ -6,6 +6,6 @@ lab/inventory-sglang.yaml is the inventory for it: the same provision, deploy, c
 model and profiles.
 """
 
-from lab.engine.prepare import BINDS_AT, INVENTORY, Engine, prepare
+from lab.engine.prepare import BINDS_AT, ENVIRONMENT, INVENTORY, PREFIX, Engine, prepare
 
-__all__ = ["BINDS_AT", "INVENTORY", "Engine", "prepare"]
+__all__ = ["BINDS_AT", "ENVIRONMENT", "INVENTORY", "PREFIX", "Engine", "prepare"]

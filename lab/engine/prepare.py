@@ -30,6 +30,9 @@ BINDS_AT = "/srv/lab-wheels"  # where guests see the wheels
 MODELS = ("healthy", "nan-layer", "nan-expert", "nan-headrow", "inf-layer")
 PREFIX = "tiny-glm-"  # of the models' names in the depot
 
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+"""What SGLang needs on a CPU; lab/inventory-sglang.yaml has the same in its runtime."""
+
 Progress = Callable[[str], None]
 
 
@@ -103,7 +106,7 @@ def _environment(root: Path, wheels: Path, version: str, progress: Progress) -> 
     progress("engine: an environment with them (1.4 GB)")
     shutil.rmtree(folder, ignore_errors=True)
     _must([sys.executable, "-m", "venv", str(folder)])
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", f"--find-links={wheels}"]
+    install = ["-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--no-index", f"--find-links={wheels}"]
     _must([str(python), *install, *requirements(version)])
     stamp.write_text(key)
     return python
@@ -128,7 +131,7 @@ def _sha256(path: Path) -> str:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    env = {**os.environ, **ENVIRONMENT}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=1800, env=env, stdin=subprocess.DEVNULL
     )

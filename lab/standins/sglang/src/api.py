@@ -187,7 +187,7 @@ class Api:
 
     def chat(self, call: Call, out: Connection) -> None:
         body = _json(call)
-        prompt = requests.of_messages(body.get("messages"))
+        prompt = requests.of_messages(body)
         wanted = requests.sampling(body, limit="max_tokens", default=None)
         top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
         head = self._head(body)
@@ -319,10 +319,12 @@ def _json(call: Call) -> dict[str, Any]:
         )
     try:
         found = json.loads(call.body or b"{}")
-    except ValueError:
-        raise BadRequest(
-            "{'type': 'json_invalid', 'loc': ('body', 10), 'msg': 'JSON decode error', 'input': {}}", validation=True
-        ) from None
+    except json.JSONDecodeError as wrong:
+        said = f"'msg': 'JSON decode error', 'input': {{}}, 'ctx': {{'error': {wrong.msg!r}}}"
+        place = f"'loc': ('body', {wrong.pos})"
+        raise BadRequest(f"{{'type': 'json_invalid', {place}, {said}}}", validation=True) from None
+    except UnicodeDecodeError:
+        raise BadRequest("{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'not UTF-8'}", validation=True) from None
     if not isinstance(found, dict):
         raise BadRequest(
             "{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}",

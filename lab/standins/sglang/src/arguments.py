@@ -18,6 +18,8 @@ MODERN = {
     "pipeline_parallel_size": "pp_size",
     "data_parallel_size": "dp_size",
     "expert_parallel_size": "ep_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
     "nsa_prefill_backend": "dsa_prefill_backend",
     "nsa_decode_backend": "dsa_decode_backend",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",

@@ -51,7 +51,7 @@ class Knobs:
     prefill_ms: float = 0.02  # for one prompt token that is not cached
     graph_max_bs: int | None = None  # None: from the arguments, else 512
     eager_factor: float = 1.6  # a step without CUDA graph takes so much longer
-    thinking: int = 16  # tokens of reasoning, where a reasoning parser is on and the request does not switch it off
+    thinking: int = 48  # tokens of reasoning, where a reasoning parser is on and the request does not switch it off
     max_total_num_tokens: int | None = None  # None: from --max-total-tokens, else what an 8 x 96 GB box has
     fail: str = ""
     detail: int | str | None = None

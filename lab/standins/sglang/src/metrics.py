@@ -133,7 +133,7 @@ class Board:
         """Count a request when it is over, as the real tokenizer manager does. Health checks are not counted."""
         if not request.counted:
             return
-        kind = request.streaming
+        kind = request.streaming and self._split
         for name, value in (
             ("prompt", len(request.prompt)),
             ("generation", len(request.ids)),
@@ -184,9 +184,13 @@ class Board:
             )
         )
 
+    @property
+    def _split(self) -> bool:
+        """Later releases count streamed and whole answers apart; 0.5.10 has one series and fewer labels."""
+        return release.at_least("0.5.13.post1")
+
     def _by_kind(self, kind: bool) -> Labels:
-        """0.5.23 splits by streaming; 0.5.10 has one series."""
-        if release.at_least("0.5.13.post1"):
+        if self._split:
             return (
                 ("engine_type", "unified"),
                 ("is_streaming", "true" if kind else "false"),
@@ -221,6 +225,8 @@ class Board:
                 bool(engine.running) and engine.speed.graphed(len(engine.running)),
             ),
         ]
+        if not self._split:
+            values = [one for one in values if one[0] not in ("page_size", "context_len")]
         for name, help_text, value in values:
             yield from _family(name, help_text, "gauge")
             yield f"sglang:{name}{_shown(self._rank())} {float(value)}"
@@ -232,7 +238,7 @@ class Board:
             ("num_requests_total", "requests", "Number of requests processed."),
         ):
             yield from _family(name, help_text, "counter")
-            if release.at_least("0.5.13.post1"):
+            if self._split:
                 for kind in (False, True):
                     yield f"sglang:{name}{_shown(self._by_kind(kind))} {float(self._sums[key, kind])}"
             else:
@@ -254,7 +260,7 @@ class Board:
         )
         passes = (
             ("prefill_none", totals.prefill_passes),
-            ("decode_full", totals.graphed_passes),
+            ("decode_cuda_graph", totals.graphed_passes),
             ("decode_none", totals.decode_passes - totals.graphed_passes),
         )
         for mode, value in passes:
@@ -279,15 +285,14 @@ class Board:
             "inter_token_latency_seconds": "Histogram of inter-token latency in seconds.",
             "queue_time_seconds": "Histogram of queueing time in seconds.",
         }
-        split = ("time_to_first_token_seconds", "e2e_request_latency_seconds")
         for name, help_text in helps.items():
             found = [(kind, self._histograms[name, kind]) for kind in (False, True) if (name, kind) in self._histograms]
             if found:
                 yield from _family(name, help_text, "histogram")
             for kind, histogram in found:
-                labels = (
-                    self._by_kind(kind) if name in split else (("engine_type", "unified"), ("model_name", self.model))
-                )
+                labels = self._rank() if name.startswith("queue") else self._by_kind(kind)
+                if name.startswith("inter"):
+                    labels = tuple(one for one in labels if one[0] != "is_streaming")
                 yield from histogram.lines(f"sglang:{name}", labels)
 
     def _http(self) -> Iterator[str]:
@@ -311,4 +316,4 @@ def _family(name: str, help_text: str, kind: str) -> Iterator[str]:
 
 
 def _shown(labels: Labels) -> str:
-    return "{" + ",".join(f'{key}="{value}"' for key, value in labels) + "}"
+    return "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels)) + "}"

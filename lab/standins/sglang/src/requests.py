@@ -120,12 +120,13 @@ def of_ids(ids: Sequence[int]) -> Prompt:
     return Prompt(tuple(int(one) for one in ids), "")
 
 
-def of_messages(messages: Any) -> Prompt:
+def of_messages(body: Mapping[str, Any]) -> Prompt:
     """GLM's chat template in outline: [gMASK]<sop>, then a role and its text for each message, then <|assistant|>."""
+    messages = body.get("messages")
     if messages is None:
-        raise BadRequest(
-            "{'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required', 'input': {}}", validation=True
-        )
+        given = {**body, "tool_choice": "none"}  # pydantic shows the body with the default that SGLang put in
+        said = f"'msg': 'Field required', 'input': {given!r}"
+        raise BadRequest(f"{{'type': 'missing', 'loc': ('body', 'messages'), {said}}}", validation=True)
     if not isinstance(messages, list):
         said = "Input should be a valid list"
         raise BadRequest(

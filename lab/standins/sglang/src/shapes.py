@@ -56,11 +56,12 @@ def usage(requests: list[Request], dialect: Dialect, *, cache_report: bool) -> d
     prompt = sum(len(one.prompt) for one in prompts.values())
     made = sum(len(one.ids) for one in requests)
     cached = sum(one.cached for one in prompts.values())
+    shown = cache_report and (cached > 0 or dialect.lean_delta)  # older releases do not report a miss
     found = {
         "prompt_tokens": prompt,
         "total_tokens": prompt + made,
         "completion_tokens": made,
-        "prompt_tokens_details": {"cached_tokens": cached} if cache_report else None,
+        "prompt_tokens_details": {"cached_tokens": cached} if shown else None,
         "reasoning_tokens": sum(one.reasoning for one in requests),
     }
     return {**found, "completion_tokens_details": None} if dialect.completion_details else found
@@ -86,7 +87,7 @@ def chat_choice(
     """One choice of a whole chat completion. `parsed`: a reasoning parser is on, so an empty half is null."""
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": content if content or not parsed else None,
+        "content": content if content or (dialect.lean_delta and not parsed) else None,
         "reasoning_content": reasoning or None,
     }
     if not dialect.lean_delta:

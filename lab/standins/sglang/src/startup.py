@@ -18,11 +18,20 @@ def arguments_line(resolved: Resolved) -> str:
     return "server_args=ServerArgs(" + ", ".join(f"{key}={value!r}" for key, value in named(resolved)) + ")"
 
 
+# Settings that older releases call otherwise, and the release that renamed them.
+BEFORE = {
+    "dsa_prefill_backend": ("nsa_prefill_backend", "0.5.13.post1"),
+    "dsa_decode_backend": ("nsa_decode_backend", "0.5.13.post1"),
+    "cuda_graph_max_bs_decode": ("cuda_graph_max_bs", "0.5.14"),
+    "cuda_graph_bs_decode": ("cuda_graph_bs", "0.5.14"),
+}
+
+
 def named(resolved: Resolved) -> Iterator[tuple[str, object]]:
-    """Releases before 0.5.13 call the two backends nsa."""
+    """The settings under the names of this release."""
     for key, value in resolved.args.items():
-        old = key in ("dsa_prefill_backend", "dsa_decode_backend") and not release.at_least("0.5.13.post1")
-        yield (key.replace("dsa_", "nsa_") if old else key, value)
+        old, renamed = BEFORE.get(key, (key, "0"))
+        yield (key if old == key or release.at_least(renamed) else old), value
 
 
 def loading(resolved: Resolved, seconds: float) -> Iterator[tuple[float, str]]:
