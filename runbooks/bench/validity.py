@@ -10,7 +10,8 @@ from runbooks.bench.ceiling import Ceiling
 
 FAILED_SHARE = 0.01
 DISAGREEMENT = 0.01  # client tokens against the server's own counter
-CACHED_SHARE = 0.05  # of prompt tokens; the chat template is always cached, a few tokens a prompt
+CACHED_SHARE = 0.05  # of prompt tokens
+TEMPLATE = 24  # tokens a prompt that may be cached all the same: the chat template and the prompts' first word
 LENGTH_OFF = 0.02  # prompt tokens against those asked for
 IN_FLIGHT = 0.95  # of the concurrency, mean over the window
 QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
@@ -39,11 +40,17 @@ class Limits:
             for name in ("max_running_requests", "effective_max_running_requests_per_dp")
             if isinstance(value := source.get(name), int) and value > 0
         ]
-        graphs = info.get("cuda_graph_max_bs_decode") or info.get("cuda_graph_max_bs")
-        captured = info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs")
-        if not isinstance(graphs, int) and isinstance(captured, list) and captured:
-            graphs = max(captured)
-        off = info.get("disable_cuda_graph")
+        # Seen in 0.5.23: what was resolved stands in cuda_graph_config, and the arguments are null beside it.
+        resolved = info.get("cuda_graph_config")
+        decode: Mapping[str, Any] = (resolved.get("decode") or {}) if isinstance(resolved, dict) else {}
+        captured = decode.get("bs") or info.get("cuda_graph_bs_decode") or info.get("cuda_graph_bs") or [None]
+        graphs = (
+            decode.get("max_bs")
+            or info.get("cuda_graph_max_bs_decode")
+            or info.get("cuda_graph_max_bs")
+            or captured[-1]
+        )
+        off = True if decode.get("backend") == "disabled" else info.get("disable_cuda_graph")
         return cls(
             min(running, default=None),
             graphs if isinstance(graphs, int) else None,
@@ -80,7 +87,7 @@ def _inputs(point: Mapping[str, Any]) -> list[str]:
     tokens = point["tokens"]
     if tokens["source"].startswith("events"):
         found.append("the server sent no usage: events are not tokens")
-    if tokens["prompt"] and tokens["cached"] > CACHED_SHARE * tokens["prompt"]:
+    if tokens["cached"] > max(CACHED_SHARE * tokens["prompt"], TEMPLATE * point["requests"]["sent"]):
         found.append(f"prefix cache: {tokens['cached'] / tokens['prompt']:.0%} of the prompt tokens were cached")
     low, high, asked = tokens["prompt_min"], tokens["prompt_max"], point["input_len"]
     if low is not None and max(abs(low - asked), abs(high - asked)) > max(4, LENGTH_OFF * asked):

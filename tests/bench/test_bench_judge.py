@@ -161,6 +161,13 @@ def test_limits_by_the_names_of_each_version() -> None:
     named = {"cuda_graph_max_bs_decode": 64, "disable_cuda_graph": False, "max_running_requests": None}
     assert Limits.of(named) == Limits(None, 64, False)
     assert Limits.of({"cuda_graph_bs_decode": [1, 2, 4, 24]}).graph_max == 24
+    config = {"decode": {"backend": "disabled", "max_bs": 32, "bs": [1, 2, 32]}, "prefill": {"max_bs": 4096}}
+    told = {
+        "cuda_graph_config": config,
+        "cuda_graph_max_bs_decode": None,
+        "disable_cuda_graph": False,
+    }  # 0.5.23, on a CPU
+    assert Limits.of(told) == Limits(None, 32, True)
     assert Limits.of({}) == Limits(None, None, None)
 
 

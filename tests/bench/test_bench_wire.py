@@ -158,7 +158,8 @@ def test_garbage() -> None:
     words = [f"w{i} " for i in range(40)]
     assert garbage("".join(words), words, 40) is None
     assert garbage("!" * 30, ["!"] * 30, 30) == "'!!!!'"
-    assert garbage("and " * 30, ["and "] * 30, 30) == "one token over half of the text: 'and'"
+    assert garbage("and " * 30, ["and "] * 30, 30) == "one token is most of the text: 'and'"
+    assert garbage("?" * 15 + "abcdefghijklm", ["?"] * 15 + list("abcdefghijklm"), 28) is None
     assert garbage("", [], 12) == "tokens, but no text"
     assert garbage(" " * 64, [" "] * 64, 0) is None
 
