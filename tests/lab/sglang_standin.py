@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,7 +166,7 @@ def shape(value: Any) -> Any:
     return "number" if isinstance(value, (int, float)) else "text"
 
 
-def flow(answer: Answer) -> list[Any]:
-    """The shapes of a stream's events in order, runs of the same shape as one."""
-    shapes = [one if one == "[DONE]" else shape(one) for one in answer.events]
+def flow(answer: Answer, plain: Callable[[Any], Any] = lambda event: event) -> list[Any]:
+    """The shapes of a stream's events in order, runs of the same shape as one. `plain` takes off what may differ."""
+    shapes = [one if one == "[DONE]" else shape(plain(one)) for one in answer.events]
     return [one for n, one in enumerate(shapes) if n == 0 or shapes[n - 1] != one]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from . import release
@@ -263,7 +263,7 @@ class Board:
             ("decode_cuda_graph", totals.graphed_passes),
             ("decode_none", totals.decode_passes - totals.graphed_passes),
         )
-        for mode, value in passes:
+        for mode, value in _seen(passes):
             yield f"sglang:cuda_graph_passes_total{_shown(self._rank(('mode', mode)))} {float(value)}"
         yield from _family(
             "realtime_tokens_total",
@@ -271,11 +271,12 @@ class Board:
             "mode: prefill_compute, prefill_cache, decode.",
             "counter",
         )
-        for mode, value in (
+        tokens = (
             ("prefill_compute", totals.prefill_tokens),
             ("prefill_cache", totals.cached_tokens),
             ("decode", totals.decode_tokens),
-        ):
+        )
+        for mode, value in _seen(tokens):
             yield f"sglang:realtime_tokens_total{_shown(self._rank(('mode', mode)))} {float(value)}"
 
     def _request_histograms(self) -> Iterator[str]:
@@ -317,3 +318,8 @@ def _family(name: str, help_text: str, kind: str) -> Iterator[str]:
 
 def _shown(labels: Labels) -> str:
     return "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels)) + "}"
+
+
+def _seen(modes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """prometheus_client shows a label's series from its first count on."""
+    return (one for one in modes if one[1])
