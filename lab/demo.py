@@ -93,16 +93,14 @@ def _say_what_next(lab: Lab, inventory: Path, kept: bool, seconds: float) -> Non
         (f"invoke provision --check --diff {again}", "nothing is left to change"),
         (f"invoke deploy --profile baseline {again} --yes", "another set of flags, gated and recorded"),
         (f"invoke rollback {again} --yes", "and back"),
-        ("invoke runbook", "the on-call pages"),
+        (f"invoke lab.shell{lab.option}", "look around on the host"),
         (f"invoke lab.down{lab.option}", "when you are done"),
     ]
-    if not kept:
-        print("the host is gone again; ./dev demo --keep leaves it up. Then try:")
-    else:
-        print("next, try:")
+    print("what to try next:" if kept else "the host is gone again; ./dev demo --keep leaves it up, to try:")
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         print(f"  {command:{width}}  {why}")
+    print("and without a host: invoke runbook lists the on-call pages")
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
