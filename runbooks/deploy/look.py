@@ -177,7 +177,7 @@ def _check_gpus(host: Host, plan: Plan, name: str) -> None:
             host=name,
             step="deploy",
             details=host.gpu_lines[:3],
-            next=f"invoke doctor --hosts {name}",
+            next=f"invoke health --hosts {name}",
             page="gpu-lost",
         )
     if host.gpus != plan.gpus:
@@ -185,7 +185,7 @@ def _check_gpus(host: Host, plan: Plan, name: str) -> None:
             f"{host.gpus} GPUs answer, and the inventory says {plan.gpus}",
             host=name,
             step="deploy",
-            next=f"invoke doctor --hosts {name}",
+            next=f"invoke health --hosts {name}",
             page="gpu-lost",
         )
     if host.gpu_held:
