@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 58, 18, 16, 42
+LEFT, RIGHT, TOP, BOTTOM = 78, 18, 16, 46
 
 Scale = Callable[[float], float]
 
@@ -163,7 +163,7 @@ def _axes(plot: Plot) -> list[str]:
     middle = (LEFT + WIDTH - RIGHT) / 2
     out.append(f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(plot.x_label)}</text>')
     out.append(
-        f'<text class="label" transform="translate(14 {(TOP + floor) / 2:.0f}) rotate(-90)" '
+        f'<text class="label" transform="translate(15 {(TOP + floor) / 2:.0f}) rotate(-90)" '
         f'text-anchor="middle">{escape(plot.y_label)}</text>'
     )
     return out

@@ -96,8 +96,10 @@ def proof(result: BenchResult) -> str:
     if not check:
         return "client: not checked against a null server"
     if not check["ok"]:
-        caught = f"{check['caught']} of {check['expected']}"
-        return f"client: it caught {caught} chunks of the null server; do not trust this run"
+        return (
+            f"client: DID NOT KEEP UP with the null server: {check['caught']} of {check['expected']} chunks, "
+            f"{check['seen_rate']:,.0f} of {check['sent_rate']:,.0f}/s; do not trust this run"
+        )
     tested = min(check["rate"], check["seen_rate"])
     headroom = f"{tested / highest:.0f}x headroom" if highest else "no headroom to tell"
     return (

@@ -75,7 +75,7 @@ class Stream:
     )  # bytes of a Content-Length body still to come; -1: the head is not read, or the end is marked otherwise
     framed: bool = False
     keep: bool = False
-    seen: float = 0.0  # perf_counter seconds of the last byte
+    seen: int = 0  # perf_counter_ns of the last byte
 
 
 class Worker:
@@ -86,6 +86,7 @@ class Worker:
         self.board = board
         self.row = board.row(index)
         self.parent = os.getppid()
+        self.tls = plan.target.tls
         self.selector = selectors.DefaultSelector()
         self.finished: list[rawlog.Block] = []
         self.stock: list[bytes] = []  # full-length requests made ahead, while nothing waits to be read
@@ -165,7 +166,7 @@ class Worker:
             return
         reads = stream.reads
         reads.append((now, data))
-        stream.seen = now * 1e-9
+        stream.seen = now
         self.row[_READS] += 1
         if len(reads) == 3:
             self.row[_DECODING] += 1 if stream.sequence == 1 else 0
@@ -179,7 +180,7 @@ class Worker:
             stream.missing -= len(data)
             if stream.missing <= 0:
                 self._finish(stream, None, phase)
-        if self.plan.target.tls and isinstance(stream.sock, ssl.SSLSocket) and stream.sock.pending():
+        if self.tls and isinstance(stream.sock, ssl.SSLSocket) and stream.sock.pending():
             self._read(stream, phase)  # decrypted bytes that select cannot see
 
     def _frame(self, stream: Stream) -> bool:
@@ -222,7 +223,7 @@ class Worker:
                 self._close(stream)
             return False
         for stream in self.streams:
-            if stream.busy and now - stream.seen > self.plan.silence:
+            if stream.busy and now - stream.seen * 1e-9 > self.plan.silence:
                 self._lost(stream, f"silent: no byte for {self.plan.silence:g} s")
             if not stream.busy and phase < DRAIN and now >= stream.due:
                 self._start(stream, phase)
@@ -244,7 +245,7 @@ class Worker:
         stream.sequence += 1
         stream.busy, stream.framed, stream.chunked, stream.missing, stream.reads = True, False, False, -1, []
         stream.meta["start"] = time.perf_counter_ns()
-        stream.seen = stream.meta["start"] * 1e-9
+        stream.seen = stream.meta["start"]
         self.row[_SENT] += 1
         self.row[_FLIGHT] += 1
         if stream.sock is None and not self._open(stream):
