@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -89,8 +92,11 @@ class Guest:
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    def create(self) -> None:
-        """What makes it a host of its own: names, address, keys. The rest is the base tree."""
+    def create(self, *, pin: bool = True) -> None:
+        """What makes it a host of its own: names, address, keys. The rest is the base tree.
+
+        `pin`: its host key is known at once. False for a VM, whose key has to be found out.
+        """
         upper = self.place / "upper"
         for folder in ("upper", "work", "root"):
             (self.place / folder).mkdir(parents=True)
@@ -103,7 +109,7 @@ class Guest:
             f"[Network]\nAddress={self.address}/24\nGateway={self.network.gateway}\n",
         )
         lend_settings(upper)
-        self._create_host_key(upper / "etc/ssh/ssh_host_ed25519_key")
+        self._create_host_key(upper / "etc/ssh/ssh_host_ed25519_key", pin=pin)
         client = (self.keys / "id_ed25519.pub").read_text()
         write(upper / "root/.ssh/authorized_keys", client, 0o600)
         (upper / "root").chmod(0o700)
@@ -112,9 +118,11 @@ class Guest:
         own_keys = "Match User ops\n  AuthorizedKeysFile /etc/ssh/ops_keys\n"
         write(upper / "etc/ssh/sshd_config.d/lab.conf", own_keys)
 
-    def _create_host_key(self, path: Path) -> None:
+    def _create_host_key(self, path: Path, *, pin: bool) -> None:
         """Made here, so its public half is known before the first connection: nothing is trusted on first sight."""
         create_key(path, comment=self.name)
+        if not pin:
+            return
         kind, key, _comment = path.with_suffix(".pub").read_text().split()
         with (self.keys / "known_hosts").open("a") as pinned:
             pinned.write(f"{self.address} {kind} {key}\n")
@@ -146,7 +154,7 @@ class Guest:
         """Return when ssh answers and the guest's systemd has come to rest; else show the console's last lines."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and (process is None or process.alive()):
-            if self._sshd_greets():
+            if self.answers():
                 left = max(1.0, deadline - time.monotonic())
                 try:
                     self.run("systemctl is-system-running --wait", check=False, timeout=left)
@@ -162,7 +170,8 @@ class Guest:
             next=f"less {self.console}",
         )
 
-    def _sshd_greets(self) -> bool:
+    def answers(self) -> bool:
+        """Its sshd greets, so its boot is nearly over."""
         try:
             with socket.create_connection((self.address, 22), timeout=1.0) as connection:
                 return connection.recv(4) == b"SSH-"
@@ -194,13 +203,21 @@ class Guest:
         self.run("systemctl reboot", check=False)
         deadline = time.monotonic() + BOOT_PATIENCE
         while time.monotonic() < deadline:
-            if self._sshd_greets():
+            if self.answers():
                 now = self.run("cat /proc/sys/kernel/random/boot_id", check=False)
                 if now.returncode == 0 and now.stdout.strip() != before:
                     self.wait()
                     return
             time.sleep(0.1)
         raise RunbookError("was told to reboot and did not come back with a new boot_id", host=self.name)
+
+    def power_button(self) -> None:
+        """Ask for a clean shutdown from outside: systemd-nspawn passes SIGTERM on as one."""
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = command.read_bytes().split(b"\0")
+                if words[0].endswith(b"systemd-nspawn") and self.machine.encode() in words:
+                    os.kill(int(command.parent.name), signal.SIGTERM)
 
     def cut_link(self) -> None:
         """Pull the cable: packets stop, no connection is closed."""

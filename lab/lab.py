@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from lab.process import Process
 from runbooks.engine.errors import RunbookError, UsageError
 
 DEPOT_PORT = 8090
+PROXMOX_PORT = 8006
 HERE = Path(__file__).parent
 EXAMPLES = sorted(HERE.glob("inventory*.yaml"))  # one for each engine
 EXAMPLE_FOLDER = "~/.cache/runbooks-lab/labs/dev"  # what they call the lab's folder
@@ -82,6 +84,10 @@ class Lab:
             )
         return known[name]
 
+    def guest_at(self, index: int) -> Guest:
+        """The guest of this number, created or not."""
+        return self._guest(index, self.network)
+
     def alive(self, guest: Guest) -> bool:
         process = self._state.guests.get(guest.index)
         return process is not None and process.alive()
@@ -100,7 +106,7 @@ class Lab:
     def dead(self) -> bool:
         """Nothing of it runs any more; `down` clears what is left."""
         state = self._state
-        return not any(_lives(process) for process in (state.depot, *state.guests.values()))
+        return not any(_lives(process) for process in (state.depot, state.proxmox, *state.guests.values()))
 
     @property
     def _owner(self) -> str:
@@ -164,9 +170,23 @@ class Lab:
         root = cache() / "depot"
         with locked("depot"):
             depot.prepare(root, progress)
-        address = (self.network.gateway, DEPOT_PORT)
-        argv = [sys.executable, "-m", "lab.depot", "--bind", address[0], "--port", str(address[1]), "--root", str(root)]
-        log = self.folder / "depot.log"
+        return self._serve("depot", DEPOT_PORT, "--root", str(root))
+
+    def start_proxmox(self, *, binds: Sequence[Bind] = ()) -> None:
+        """The stand-in for a Proxmox API, whose VMs are this lab's guests; the lab must be up."""
+        write(self.folder / "pve-token", f"{uuid.uuid4()}\n", 0o600)
+        mounts = [f"--mount={folder}:{where}" for folder, where in binds]
+        with locked(f"lab-{self.name}"):
+            state = self._state
+            if not _lives(state.proxmox):
+                state.proxmox = self._serve("proxmox", PROXMOX_PORT, "--lab", self.name, *mounts)
+                state.write(self.folder)
+
+    def _serve(self, what: str, port: int, *options: str) -> Process:
+        """Start a server of the lab on its own address, and return once it listens."""
+        address = (self.network.gateway, port)
+        argv = [sys.executable, "-m", f"lab.{what}", "--bind", address[0], "--port", str(port), *options]
+        log = self.folder / f"{what}.log"
         process = Process.start(argv, log=log, env={**os.environ, "PYTHONPATH": str(HERE.parent)})
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and process.alive():
@@ -174,7 +194,7 @@ class Lab:
                 return process
             time.sleep(0.05)
         process.end()
-        raise RunbookError("lab: the depot does not answer", details=log.read_text().splitlines()[-8:])
+        raise RunbookError(f"lab: its {what} does not answer", details=log.read_text().splitlines()[-8:])
 
     def _boot(self, index: int, state: _State, tree: Path, binds: Sequence[Bind]) -> tuple[Guest, Process]:
         guest = self._guest(index, Network(state.network))
@@ -212,24 +232,32 @@ class Lab:
             _guest, process = self._boot(guest.index, self._state, tree, binds)
         guest.wait(process, patience=patience)
 
+    def switch_on(self, guest: Guest, *, binds: Sequence[Bind] = ()) -> None:
+        """Start its boot and return at once."""
+        tree = base.ensure(quiet)
+        with locked(f"lab-{self.name}"):
+            self._boot(guest.index, self._state, tree, binds)
+
     def end_depot(self) -> None:
         """The package sources stop answering; `up` starts them again."""
         depot = self._state.depot
         if depot is not None:
             depot.end()
 
-    def remove(self, guest: Guest) -> None:
-        """End one guest and forget it, disk and pinned key included."""
+    def remove(self, guest: Guest, *, unpin: bool = True) -> None:
+        """End one guest and forget it, disk and (unless somebody else pinned it) pinned key included."""
         with locked(f"lab-{self.name}"):
             self.kill(guest)
             state = self._state
             state.guests.pop(guest.index, None)
             state.write(self.folder)
             shutil.rmtree(guest.place, ignore_errors=True)
+            self._write_inventories()
+            if not unpin:
+                return
             pinned = self.folder / "known_hosts"
             kept = [line for line in pinned.read_text().splitlines(keepends=True) if line.split()[0] != guest.address]
             write(pinned, "".join(kept))
-            self._write_inventories()
 
     def down(self) -> None:
         """End what runs, and leave nothing but the cache. A lab that is not there is already down."""
@@ -245,6 +273,8 @@ class Lab:
         for guest in self.guests:
             guest.wait_gone()
         self.end_depot()
+        if state.proxmox is not None:
+            state.proxmox.end()
         Network(state.network).release(self._owner)
         shutil.rmtree(self.folder)
 
@@ -252,21 +282,30 @@ class Lab:
 class _State:
     """state.json: the network's number and the processes, all that cannot be seen from the folder itself."""
 
-    def __init__(self, network: int, depot: Process | None = None, guests: dict[int, Process] | None = None) -> None:
+    def __init__(
+        self,
+        network: int,
+        depot: Process | None = None,
+        guests: dict[int, Process] | None = None,
+        proxmox: Process | None = None,
+    ) -> None:
         self.network = network
         self.depot = depot
         self.guests = guests or {}
+        self.proxmox = proxmox
 
     @classmethod
     def read(cls, folder: Path) -> _State:
         raw = json.loads((folder / "state.json").read_text())
         guests = {int(index): Process(**process) for index, process in raw["guests"].items()}
-        return cls(raw["network"], Process(**raw["depot"]) if raw["depot"] else None, guests)
+        servers = {name: Process(**raw[name]) for name in ("depot", "proxmox") if raw.get(name)}
+        return cls(raw["network"], servers.get("depot"), guests, servers.get("proxmox"))
 
     def write(self, folder: Path) -> None:
         raw = {
             "network": self.network,
             "depot": asdict(self.depot) if self.depot else None,
+            "proxmox": asdict(self.proxmox) if self.proxmox else None,
             "guests": {str(index): asdict(process) for index, process in self.guests.items()},
         }
         part = folder / "state.json.part"

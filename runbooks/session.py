@@ -18,6 +18,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory import Loaded, load, select
+from runbooks.inventory.shape import Login
 
 DEFAULT_INVENTORY = "inventory.yaml"
 STAGGER = 0.05  # seconds between two connects: sshd drops some of a burst (MaxStartups 10:30:100)
@@ -75,7 +76,15 @@ class Session:
 
     def connect(self, name: str) -> Connection:
         """A connection to a host of the inventory; it opens at the first question."""
-        host = self.loaded.inventory.hosts[name]
+        return self._connection(name, self.loaded.inventory.hosts[name])
+
+    def connect_node(self, name: str) -> Connection:
+        """A connection to a Proxmox node of the inventory, which has an `ssh` part."""
+        login = self.loaded.inventory.nodes[name].ssh
+        assert login is not None
+        return self._connection(name, login)
+
+    def _connection(self, name: str, host: Login) -> Connection:
         folder = self.loaded.folder
         return Connection(
             Target(

@@ -14,7 +14,7 @@ import runbooks.sglang
 from lab.depot import apt
 from lab.depot.part import SCRATCH, Part, Progress
 from lab.depot.signing import Key
-from lab.standins import flash_attn, models, sglang, torch
+from lab.standins import cloud_image, flash_attn, models, sglang, torch
 from lab.standins.driver.packages import HERE as DRIVER
 from lab.standins.driver.packages import packages
 from runbooks.engine.errors import RunbookError, UsageError
@@ -42,6 +42,7 @@ def parts(root: Path) -> list[Part]:
         Part("torch", "simple", [_folder(torch), wheel], lambda out, _: _ignore(torch.build_wheel(out))),
         Part("build needs", "simple", [], _download, also=" ".join(BUILD_NEEDS)),
         Part("sglang", "simple", [_folder(sglang), _folder(runbooks.sglang)], _sglang),
+        Part("cloud image", "images", [Path(cloud_image.__file__)], lambda out, _: _ignore(cloud_image.write(out))),
         Part("models", "models", [Path(models.__file__)], lambda out, _: _ignore(models.write(out))),
     ]
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from runbooks.engine.errors import UsageError
 
-SERVED = ("apt", "simple", "models")
+SERVED = ("apt", "simple", "models", "images")
 _CHUNK = 1 << 18
 
 

@@ -2,6 +2,7 @@
 
 RunbookError            exit 1   something on a host, or in a run, failed
   Unreachable           exit 1   no connection, or a connection that was lost
+    HostKeyUnknown      exit 1   no key is pinned for the host
     HostKeyChanged      exit 1   the host showed another key than the one pinned
   NoAnswer              exit 1   the host is there, an answer did not come within its deadline
   StepFailed            exit 1   a step failed, or still wants a change after it was applied
@@ -54,6 +55,10 @@ class RunbookError(Exception):
 
 class Unreachable(RunbookError):
     """No connection to the host, or a connection that was lost."""
+
+
+class HostKeyUnknown(Unreachable):
+    """No key is pinned for the host, so the one it shows is not believed."""
 
 
 class HostKeyChanged(Unreachable):

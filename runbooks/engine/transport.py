@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbooks.engine.errors import HostKeyChanged, Unreachable
+from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, Unreachable
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer, Shell
 
@@ -227,7 +227,7 @@ class Connection:
         where = f"{self.target.address} port {self.target.port}"
         if "not found in known_hosts" in str(error):
             scan = f"ssh-keyscan -p {self.target.port} {self.target.address} | tee -a {self.target.known_hosts}"
-            return Unreachable(
+            return HostKeyUnknown(
                 f"the host key of {self.target.address} is not known, so it is not trusted",
                 host=self.name,
                 details=[

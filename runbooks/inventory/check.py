@@ -9,8 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from runbooks.inventory.machines import check_machines
 from runbooks.inventory.shape import Inventory, SecretRef
-from runbooks.inventory.source import Document, Path
+from runbooks.inventory.source import Document, Path, near
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
 
@@ -28,16 +29,8 @@ def check(document: Document) -> Inventory | None:
     inventory = msgspec.convert(document.value, Inventory, strict=True, str_keys=True)
     _names(inventory, document)
     _numbers(inventory, document)
+    check_machines(inventory, document)
     return None if document.problems else inventory
-
-
-def near(word: str, words: Iterable[str]) -> str:
-    """`; did you mean X?` or, with nothing near, `; there are: A, B`."""
-    known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; there are: {', '.join(known)}" if known else "; there are none"
 
 
 def _walk(value: object, kind: Any, path: Path, document: Document) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from runbooks.engine.errors import UsageError
 from runbooks.engine.secret import Secret, SecretSource
-from runbooks.inventory.check import check, near
+from runbooks.inventory.check import check
 from runbooks.inventory.shape import Inventory, Model, Runtime, SecretRef
-from runbooks.inventory.source import Document, read
+from runbooks.inventory.source import Document, near, read
 
 
 @dataclass(frozen=True)

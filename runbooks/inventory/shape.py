@@ -18,8 +18,8 @@ class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: tuple[str, ...] | None = None
 
 
-class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A machine that is reached over SSH. `runtime` and `model` override the inventory's own for this host."""
+class Login(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine that is reached over SSH."""
 
     address: str
     port: int = 22
@@ -28,8 +28,77 @@ class Host(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sudo: Literal["auto", "password"] = "auto"  # auto: root login or passwordless sudo
     sudo_password: SecretRef | None = None
     proxy_jump: str | None = None
+
+
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Proxmox VE node: its API, and (for what the API cannot do) its shell.
+
+    `user` is `root@pam`, or with `token` the token's whole id, `root@pam!runbooks`. `name` is the node's own in its
+    cluster; None: the key that the inventory gives it.
+    """
+
+    api: str
+    user: str
+    token: SecretRef | None = None
+    password: SecretRef | None = None
+    name: str | None = None
+    ca: str | None = None  # a CA file, beside the inventory
+    fingerprint: str | None = None  # SHA-256 of the certificate, instead of a CA
+    ssh: Login | None = None
+    gpu_ids: tuple[str, ...] = ("10de:2bb1", "10de:2bb4", "10de:2bb5")
+    audio_ids: tuple[str, ...] = ("10de:22e8", "10de:22e9")
+    hugepages_gib: int = 0  # 1 GiB pages reserved at boot; 0: none
+    kernel_options: tuple[str, ...] = ()  # more words for the kernel's command line
+
+
+class Image(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cloud image. `file` is its name on the storage; `sha256` is what the node checks it against."""
+
+    url: str
+    sha256: str
+    file: str
+    storage: str = "local"  # needs the content type `import`
+
+
+class Vm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The virtual machine that a host is. Sizes say their unit; `cores` are vCPUs in all."""
+
+    node: str
+    id: int
+    cores: int
+    memory_gib: int
+    storage: str
+    disk_gib: int
+    image: Image
+    address: str  # in CIDR form, 192.0.2.10/24
+    gateway: str | None = None
+    nameservers: tuple[str, ...] = ()
+    search_domain: str | None = None
+    bridge: str = "vmbr0"
+    vlan: int | None = None
+    user: str = "ops"  # made by cloud-init
+    ssh_keys: tuple[str, ...] = ()  # public keys, or files that hold them
+    numa_nodes: tuple[int, ...] = (0,)  # the host's; cores and memory are shared out evenly
+    mapping: str = "rtxpro6000"  # the cluster's PCI mapping, one entry a GPU
+    p2p: Literal["off", "clique", "auto"] = "off"
+    hugepages: bool = False  # 1 GiB pages of the node's pool
+    affinity: str | None = None  # host CPUs, 0-63,128-191
+    phys_bits: int | None = None  # guest-phys-bits, PVE 9.2; None: the host's
+    machine: str = "q35"
+    rombar: bool = True
+    onboot: bool = False
+    protection: bool = True
+
+
+class Host(Login, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine to run a server on. `runtime` and `model` override the inventory's own for this host.
+
+    `vm`: the host is a virtual machine that provisioning makes; None: it is there already.
+    """
+
     runtime: str | None = None
     model: str | None = None
+    vm: Vm | None = None
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,6 +267,7 @@ class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     profiles: Mapping[str, Profile]
     groups: Mapping[str, Group] = {}
+    nodes: Mapping[str, Node] = {}
     server: Server = Server()
     bench: Bench = Bench()
     known_hosts: str = "known_hosts"  # beside the inventory

@@ -5,8 +5,9 @@ Plain words follow YAML 1.2, not 1.1: `on` and `no` are text, `4.1e11` is a numb
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import yaml
@@ -52,6 +53,15 @@ def dotted(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?` or, with nothing near, `; there are: A, B`."""
+    known = list(words)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(known)}" if known else "; there are none"
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,0 +1,40 @@
+"""`python -m lab.proxmox`: serve the stand-in for one lab until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from pathlib import Path
+
+from lab.lab import Lab
+from lab.proxmox import certificate
+from lab.proxmox.guests import Guests
+from lab.proxmox.pve import Pve
+from lab.proxmox.server import Accounts, Api
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lab.proxmox", description="A stand-in for a Proxmox node's API.")
+    parser.add_argument("--bind", required=True, help="the lab's own address")
+    parser.add_argument("--port", type=int, default=8006)
+    parser.add_argument("--lab", required=True, help="the lab whose guests its VMs are")
+    parser.add_argument("--mount", action="append", default=[], help="FOLDER:WHERE guests see it, read-only")
+    options = parser.parse_args()
+    lab = Lab.open(options.lab)
+    binds = [(Path(folder), where) for folder, _, where in (text.rpartition(":") for text in options.mount)]
+    pve = Pve(Guests(lab, binds))
+    accounts = Accounts(tokens={"root@pam!lab": (lab.folder / "pve-token").read_text().strip()})
+    path, _ = certificate.ensure(lab.folder, options.bind)
+    api = Api((options.bind, options.port), pve, accounts, path)
+    journal = (lab.folder / "pve-calls.jsonl").open("a", buffering=1)
+    api.journal = lambda line: print(line, file=journal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=api.shutdown).start())
+    print(f"Proxmox API (stand-in): {api.url}", flush=True)
+    with api, journal:
+        api.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
