@@ -38,6 +38,10 @@ def _session(**options: Any) -> Session:
         "tags": "only stages with this tag: base, driver, cuda, flash-attn, runtime, model; repeat it for more",
         "skip_tags": "not the stages with this tag",
         "diff": "show the text that changes",
+        "serial": "hosts in a batch, or a share such as 25%; a batch begins when the one before has ended",
+        "parallel": "the most hosts at once (default: 50)",
+        "stop_after_failures": "begin no more hosts after so many have failed",
+        "wait": "while another run holds a host, wait for its end",
     },
 )
 def provision(
@@ -48,24 +52,42 @@ def provision(
     inventory: str | None = None,
     check: bool = False,
     diff: bool = False,
+    serial: str = "",
+    parallel: int = 0,
+    stop_after_failures: int = 0,
+    wait: bool = False,
     yes: bool = False,
     json: bool = False,
     plain: bool = False,
 ) -> int:
     """Driver, CUDA, flash-attn, SGLang and model onto a host."""
+    from runbooks.engine.fleet import Rollout
     from runbooks.provision import provision as run
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
-        return run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff)
+    rollout = Rollout.read(serial=serial, parallel=parallel, stop_after_failures=stop_after_failures)
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes, rollout=rollout) as session:
+        return run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff, wait=wait)
 
 
-@command(iterable=["hosts"], help={**WHERE, **YES, **CHECK, "profile": "a profile of the inventory, e.g. final"})
+@command(
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        **YES,
+        **CHECK,
+        "profile": "a profile of the inventory, e.g. final",
+        "diff": "with --check: the text of unit, command line and environment that changes",
+        "quick": "without the full canary, which follows after promotion and takes minutes",
+    },
+)
 def deploy(
     context: Context,
     profile: str,
     hosts: list[str],
     inventory: str | None = None,
     check: bool = False,
+    diff: bool = False,
+    quick: bool = False,
     yes: bool = False,
     json: bool = False,
     plain: bool = False,
@@ -74,18 +96,33 @@ def deploy(
     from runbooks.deploy import deploy_hosts
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
-        return deploy_hosts(session, profile, check=check)
+        return deploy_hosts(session, profile, check=check, diff=diff, full_canary=not quick)
 
 
-@command(iterable=["hosts"], help=WHERE)
+@command(
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        **YES,
+        "show": "one release in full, by its number: command line, environment, software",
+        "prune": "remove releases that nothing needs, and runtimes that no kept release and no inventory entry names",
+    },
+)
 def releases(
-    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+    context: Context,
+    hosts: list[str],
+    show: int = 0,
+    prune: bool = False,
+    inventory: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
 ) -> int:
     """What was deployed on a host, and which release serves."""
     from runbooks.deploy import list_releases
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return list_releases(session)
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return list_releases(session, show=show, remove=prune)
 
 
 @command(iterable=["hosts"], help={**WHERE, **YES, "to": "the number of the release (default: the one before)"})
@@ -215,7 +252,65 @@ def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | 
         return tell_changes(session, lines)
 
 
+JOB = {**WHERE, "job": "its name, or the beginning of it (default: the only one at work)"}
+
+
+@command(name="list", default=True, iterable=["hosts"], help=WHERE)
+def list_jobs(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """Long work on the hosts: at work and ended."""
+    from runbooks.jobs import list_jobs as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session)
+
+
+@command(name="follow", word="job", iterable=["hosts"], help=JOB)
+def follow_job(
+    context: Context,
+    hosts: list[str],
+    job: str = "",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Watch a job's log to its end."""
+    from runbooks.jobs import follow_job as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session, job)
+
+
+@command(name="result", word="job", iterable=["hosts"], help=JOB)
+def job_result(
+    context: Context,
+    hosts: list[str],
+    job: str = "",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """How a job ended, and its last lines."""
+    from runbooks.jobs import tell_result as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session, job)
+
+
+@command(name="cancel", word="job", iterable=["hosts"], help={**JOB, **YES})
+def cancel_job(
+    context: Context, hosts: list[str], job: str = "", inventory: str | None = None, yes: bool = False
+) -> int:
+    """End a job, with all that it started."""
+    from runbooks.jobs import cancel_job as run
+
+    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+        return run(session, job)
+
+
 namespace = Collection(provision, deploy, releases, rollback, health, canary, runbook, unlock, audit)
 namespace.add_collection(Collection("bench", sweep, report, recompute))
+namespace.add_collection(Collection("jobs", list_jobs, follow_job, job_result, cancel_job))
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
 accept_words(namespace)

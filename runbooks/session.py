@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import select as system_select
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import UsageError
+from runbooks.engine.fleet import Fleet, Interrupt, Outcome, Rollout
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -21,19 +22,9 @@ from runbooks.inventory import Loaded, load, select
 from runbooks.inventory.shape import Login
 
 DEFAULT_INVENTORY = "inventory.yaml"
-STAGGER = 0.05  # seconds between two connects: sshd drops some of a burst (MaxStartups 10:30:100)
-MAX_THREADS = 50
+STAGGER = 0.05  # seconds between two connects through one jump host: its sshd drops some of a burst (MaxStartups)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """What became of one host: a value, or the error that ended it."""
-
-    host: str
-    value: T | None
-    error: RunbookError | None
 
 
 @dataclass
@@ -44,6 +35,9 @@ class Session:
     hosts: list[str]
     report: Reporter
     yes: bool = False
+    rollout: Rollout = field(default_factory=Rollout)
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    _asking: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def open(
@@ -54,11 +48,13 @@ class Session:
         json: bool = False,
         plain: bool = False,
         yes: bool = False,
+        rollout: Rollout | None = None,
     ) -> Session:
         """Read the inventory and select the hosts. Raises UsageError before anything is touched."""
         path = Path(inventory or os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY).expanduser()
         loaded = load(path)
-        return cls(loaded, select(loaded, hosts), Reporter(printer(json_lines=json, plain=plain)), yes)
+        report = Reporter(printer(json_lines=json, plain=plain))
+        return cls(loaded, select(loaded, hosts), report, yes, rollout or Rollout())
 
     def __enter__(self) -> Session:
         return self
@@ -99,32 +95,38 @@ class Session:
             )
         )
 
-    def each(self, work: Callable[[Connection], T], *, parallel: bool = True) -> list[Outcome[T]]:
-        """Do the work on every host, side by side; an error of one host does not stop the others."""
-        threads = min(len(self.hosts), MAX_THREADS) if parallel else 1
-        stop = threading.Event()
+    def each(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        parallel: bool = True,
+        gently: bool = False,
+        failed: Callable[[T], bool] = lambda _value: False,
+    ) -> list[Outcome[T]]:
+        """Do the work on every host, side by side; an error of one host does not stop the others.
 
-        def one(number: int, name: str) -> Outcome[T]:
-            time.sleep(STAGGER * number if parallel else 0)
-            if stop.is_set():
-                raise KeyboardInterrupt
+        `gently`: the work changes something, so the first Ctrl-C lets the running step come to its end. `failed` tells
+        whether a value counts as a failure for `--stop-after-failures`.
+        """
+
+        def one(name: str) -> T:
             with self.connect(name) as connection:
-                try:
-                    return Outcome(name, work(connection), None)
-                except RunbookError as error:
-                    error.host = error.host or name
-                    return Outcome(name, None, error)
+                return work(connection)
 
-        if threads == 1:
-            return [one(0, name) for name in self.hosts]
-        with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(one, number, name) for number, name in enumerate(self.hosts)]
-            try:
-                return [future.result() for future in futures]
-            except KeyboardInterrupt:
-                stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        jumps = any(self.loaded.inventory.hosts[name].proxy_jump for name in self.hosts)
+        fleet = Fleet(
+            work=one,
+            rollout=self.rollout if parallel else replace(self.rollout, parallel=1),
+            failed=failed,
+            interrupt=self.interrupt,
+            on_interrupt=self._tell_interrupt,
+            stagger=STAGGER if jumps else 0.0,
+        )
+        with self.interrupt.listening() if gently else nullcontext():
+            return fleet.run(self.hosts)
+
+    def _tell_interrupt(self) -> None:
+        self.report.note("interrupted: the running step comes to its end; once more to leave at once", level="warning")
 
     def tell_errors(self, outcomes: Sequence[Outcome[T]]) -> bool:
         """Say each host's error; True when there was one."""
@@ -139,6 +141,10 @@ class Session:
             return True
         if not sys.stdin.isatty():
             raise UsageError(f"{question} There is nobody to ask here", next="the same command with --yes")
-        self.report.close()  # the live lines would draw over the question
-        print(f"{question} [y/N] ", end="", flush=True)
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        with self._asking:  # hosts ask from threads of their own, and people answer one at a time
+            self.report.close()  # the live lines would draw over the question
+            print(f"{question} [y/N] ", end="", flush=True)
+            while not self.interrupt:
+                if system_select.select([sys.stdin], [], [], 0.2)[0]:
+                    return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return False

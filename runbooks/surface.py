@@ -22,8 +22,9 @@ from typing import Any
 
 from invoke.collection import Collection
 from invoke.context import Context
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
 from invoke.main import program
+from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
 from runbooks.engine.errors import RunbookError, UsageError
@@ -51,11 +52,30 @@ def command(*, word: str = "", **options: Any) -> Callable[[Body], Task[Any]]:
             if code:
                 raise Exit(code=code)
 
-        decorated: Task[Any] = task(auto_shortflags=False, **options)(run)
+        decorated: Task[Any] = task(auto_shortflags=False, klass=_MendedTask, **options)(run)
         decorated.word = word  # type: ignore[attr-defined]
         return decorated
 
     return decorate
+
+
+class _Number(Argument):
+    """A number that is none is a parse error; Invoke itself lets int()'s traceback out."""
+
+    def set_value(self, value: Any, cast: bool = True) -> None:
+        try:
+            super().set_value(value, cast)
+        except ValueError:
+            raise ParseError(f"--{str(self.name).replace('_', '-')} {value}: that is no number") from None
+
+
+class _MendedTask(Task[Any]):
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
+        for argument in arguments:
+            if argument.kind in (int, float):
+                argument.__class__ = _Number
+        return arguments
 
 
 def accept_words(namespace: Collection) -> None:
@@ -85,8 +105,9 @@ def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[s
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted; what runs on a host as a job goes on there, and the same command attaches to it")
-        return INTERRUPTED
+        _complain("interrupted; a job on a host goes on there: `invoke jobs` lists it, the same command attaches to it")
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)  # threads that wait for hosts are left behind; Python would wait for their locks
     except BrokenPipeError:
         # `invoke bench | head`: nobody reads on. Python would complain again while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

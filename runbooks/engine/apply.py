@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runbooks.engine import lock
-from runbooks.engine.errors import StepFailed
+from runbooks.engine.errors import RunbookError, StepFailed
+from runbooks.engine.follow import MARK
 from runbooks.engine.jobs import run_job
+from runbooks.engine.progress import Meter
 from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -19,8 +21,11 @@ from runbooks.engine.transport import Connection
 if TYPE_CHECKING:
     from runbooks.engine.run import Options
 
+STOPPED = 79  # the exit code of a job that was asked to stop between two steps
+
 # In a subshell of its own, and not as a condition: there `set -e` would be off.
 _STEP = """\
+[ ! -e "$JOB/stop" ] || exit {stopped}
 echo '{mark} begin {number}'
 set +e
 ( set -e
@@ -32,6 +37,24 @@ echo "{mark} end {number} $rb_rc"
 [ "$rb_rc" -eq 0 ] || exit "$rb_rc"
 {audit}
 """
+
+_ENDS = {
+    124: "took longer than its limit, and was ended",
+    137: "was killed from outside (signal 9); most often the kernel does that when memory runs out: journalctl -k",
+    143: "was cancelled",
+}
+
+
+class Stopped(RunbookError):
+    """The run was asked to stop, and stopped between two steps."""
+
+    def __init__(self, *, host: str, step: str) -> None:
+        super().__init__(
+            "stopped as asked; what came before it is done and whole",
+            host=host,
+            step=step,
+            next="the same command goes on from here",
+        )
 
 
 def apply(
@@ -60,11 +83,15 @@ def _run(
         report=report,
         uploads=uploads,
         on_line=teller.line,
+        changes=True,
+        stopping=options.stopping,
     )
+    if result.rc == STOPPED and options.stopping():
+        raise Stopped(host=connection.name, step=stage)
     if result.rc != 0:
         step, change = changes[teller.current]
         raise StepFailed(
-            "took longer than its limit" if result.rc in (124, 137) else f"failed with exit code {result.rc}",
+            _ENDS.get(result.rc, f"failed with exit code {result.rc}"),
             host=connection.name,
             step=step.id,
             details=[*teller.said[-12:], f"the whole log: {result.folder}/log on {connection.name}"],
@@ -78,11 +105,12 @@ class _Teller:
 
     def __init__(self, host: str, changes: Sequence[tuple[Step, Change]], options: Options, report: Reporter) -> None:
         # The mark must not depend on the run: the same content is the same job, and attaches.
-        self._mark = "::rb::"
+        self._mark = MARK
         self._host = host
         self._changes = changes
         self._options = options
         self._report = report
+        self._meter = Meter()
         self.current = 0
         self.said: list[str] = []
 
@@ -91,7 +119,9 @@ class _Teller:
         for number, (step, change) in enumerate(self._changes):
             lines = tuple(self._report.redact(diff.line) for diff in change.diff)
             audit = lock.audit_script(self._options.what, step.id, lines)
-            parts.append(_STEP.format(mark=self._mark, number=number, script=change.script, audit=audit))
+            parts.append(
+                _STEP.format(mark=self._mark, number=number, script=change.script, audit=audit, stopped=STOPPED)
+            )
         return "".join(parts)
 
     def line(self, text: str) -> None:
@@ -99,11 +129,18 @@ class _Teller:
         if match is None:
             self.said = [*self.said[-40:], text]
             self._report.output(text, host=self._host)
+            self._tell_progress(text)
         elif match[1] == "begin":
-            self.current, self.said = int(match[2]), []
+            self.current, self.said, self._meter = int(match[2]), [], Meter()
             self._report.output(self._changes[self.current][0].id, host=self._host)
         elif match[3] == "0":
             self._tell(*self._changes[int(match[2])])
+
+    def _tell_progress(self, text: str) -> None:
+        found = self._meter.read(text)
+        if found is not None:
+            name = self._changes[self.current][0].id
+            self._report.progress(name, found.done, found.total, host=self._host, unit=found.unit, detail=found.detail)
 
     def _tell(self, step: Step, change: Change) -> None:
         unified = "".join(diff.unified for diff in change.diff) if self._options.diff else ""

@@ -1,36 +1,46 @@
-"""One changing run per host at a time, and who it is; and the audit log of what was changed."""
+"""One changing run per host at a time, and who it is; and the audit log of what was changed.
+
+The lock is a folder in /run, so a reboot clears it. It names its holder: person, machine, process. A holder that died
+on this very machine is seen to be dead, and its lock taken over; from another machine that cannot be seen, so the lock
+stands until it expires or `invoke unlock` takes it away. A job at work on the host keeps its run's lock fresh.
+"""
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from runbooks import paths
 from runbooks.engine.errors import RunbookError
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
-EXPIRY = 2 * 3600  # seconds after its holder last refreshed it; a reboot clears /run, and the lock with it
+EXPIRY = 2 * 3600  # seconds after its holder, or a job of it, last refreshed it
+WAIT_STEP = 2.0  # seconds between two tries of a run that waits
 
+# Under a second lock, which the kernel drops by itself: two runs that find it expired must not both take it.
 _TAKE = """\
-if mkdir {lock} 2>/dev/null; then :
-elif [ "$(cat {lock}/run 2>/dev/null)" = {run} ]; then :
-elif [ $(( $(date +%s) - $(stat -c %Y {lock} 2>/dev/null || date +%s) )) -gt {expiry} ]; then echo expired >&2
-else cat {lock}/holder; exit 75
+exec 8>>{lock}.guard && flock -w 5 8 || exit 1
+if [ -d {lock} ] && [ "$(cat {lock}/run 2>/dev/null)" != {run} ] && [ "$(cat {lock}/run 2>/dev/null)" != {dead} ] &&
+   [ $(( $(date +%s) - $(stat -c %Y {lock}) )) -le {expiry} ]; then cat {lock}/holder; exit 75
 fi
-printf %s {run} >{lock}/run; printf '%s\\n' {holder} >{lock}/holder; touch {lock}
+mkdir -p {lock} && printf %s {run} >{lock}/run && printf '%s\\n' {holder} >{lock}/holder && touch {lock}
 """
 
 _RELEASE = """[ "$(cat {lock}/run 2>/dev/null)" != {run} ] || rm -rf {lock}"""
 
 
 class Busy(RunbookError):
-    """Another run holds the host."""
+    """Another run holds the host. `holder` is what the lock says of it."""
+
+    holder: Mapping[str, object] = {}
 
 
 def who() -> str:
@@ -48,11 +58,34 @@ def held(connection: Connection, run: str, what: str) -> Iterator[None]:
         release(connection, run)
 
 
-def take(connection: Connection, run: str, what: str) -> None:
-    """Take or refresh the lock; one exchange. Raises Busy, with the holder, since when, and how to release it."""
-    holder = json.dumps({"who": who(), "pid": os.getpid(), "what": what, "since": int(time.time())})
+def take(connection: Connection, run: str, what: str, *, waiting: Callable[[Busy], bool] = lambda _busy: False) -> bool:
+    """Take or refresh the lock; one exchange when it is free. Returns whether it was somebody's before.
+
+    While another run holds it, `waiting` is asked whether to go on trying; when not, Busy is raised, which names the
+    holder, since when, and how to release it.
+    """
+    dead, met = "", False
+    while True:
+        try:
+            _take(connection, run, what, dead)
+            return met
+        except Busy as busy:
+            met = True
+            if not dead and _is_dead(busy.holder):
+                dead = str(busy.holder["run"])
+            elif waiting(busy):
+                time.sleep(WAIT_STEP)
+            else:
+                raise
+
+
+def _take(connection: Connection, run: str, what: str, dead: str) -> None:
+    holder = {"who": who(), "pid": os.getpid(), "what": what, "since": int(time.time()), "run": run, "place": _place()}
     answer = connection.ask(
-        _TAKE.format(lock=paths.LOCK, run=quote(run), holder=quote(holder), expiry=EXPIRY), deadline=10
+        _TAKE.format(
+            lock=paths.LOCK, run=quote(run), dead=quote(dead or run), holder=quote(json.dumps(holder)), expiry=EXPIRY
+        ),
+        deadline=15,
     )
     if answer.rc == 75:
         raise busy(connection.name, answer.out)
@@ -62,13 +95,54 @@ def take(connection: Connection, run: str, what: str) -> None:
 
 def busy(host: str, holder: str) -> Busy:
     """The error for a lock that somebody else holds."""
+    found: Mapping[str, object] = {}
     try:
-        found: Mapping[str, object] = json.loads(holder)
+        found = json.loads(holder)
         minutes = (time.time() - float(str(found["since"]))) / 60
         line = f"held by {found['who']} (pid {found['pid']}) for {minutes:.0f} min: {found['what']}"
     except (ValueError, KeyError, TypeError):
         line = "held by a run that is just starting"
-    return Busy("another run is changing this host", host=host, details=[line], next=f"invoke unlock --hosts {host}")
+    error = Busy(
+        "another run is changing this host",
+        host=host,
+        details=[line],
+        next=f"the same command with --wait, or, if that run is gone: invoke unlock --hosts {host}",
+    )
+    error.holder = found
+    return error
+
+
+def _place() -> str:
+    """This machine, boot and process namespace, and when this process began: what makes a pid mean one process."""
+    here = [socket.gethostname(), _read("/proc/sys/kernel/random/boot_id")]
+    here += [str(Path("/proc/self/ns/pid").readlink())] if Path("/proc/self/ns/pid").exists() else []
+    return f"{hashlib.sha256(' '.join(here).encode()).hexdigest()[:12]} {_started(os.getpid())}"
+
+
+def _is_dead(holder: Mapping[str, object]) -> bool:
+    """Whether the holder was a process of this machine that is no more."""
+    place, pid = str(holder.get("place", "")), holder.get("pid")
+    if not holder.get("run") or not isinstance(pid, int) or place.split(" ")[0] != _place().split(" ")[0]:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return place.split(" ")[1:] != [_started(pid)]
+
+
+def _started(pid: int) -> str:
+    """Its start time in clock ticks; "" where there is no /proc."""
+    return (_read(f"/proc/{pid}/stat").rpartition(")")[2].split() + [""] * 20)[19]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def release(connection: Connection, run: str) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runbooks.engine import lock
-from runbooks.engine.apply import apply
+from runbooks.engine.apply import Stopped, apply
 from runbooks.engine.errors import CheckFailed, RunbookError, StepFailed
 from runbooks.engine.facts import Facts, ask_facts
+from runbooks.engine.follow import follow, list_jobs
 from runbooks.engine.look import look
 from runbooks.engine.report import Reporter
 from runbooks.engine.step import NO_ANSWER, Change, Question, Stage, State, Step, Verdict
@@ -29,7 +30,10 @@ Plans = list[tuple[Step, Plan]]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`consent(question) -> bool` is asked before a reboot."""
+    """`consent(question) -> bool` is asked before a reboot. `stopping()` true: begin nothing more.
+
+    `wait`: while another run holds the host, wait for it instead of leaving.
+    """
 
     check: bool = False
     diff: bool = False
@@ -38,6 +42,8 @@ class Options:
     run: str = field(default_factory=lambda: f"{int(time.time())}-{time.monotonic_ns() % 10**6}")
     what: str = "provision"
     consent: Callable[[str], bool] = lambda _question: True
+    stopping: Callable[[], object] = lambda: False
+    wait: bool = False
 
 
 @dataclass(kw_only=True)
@@ -75,6 +81,7 @@ class _Run:
         self._answers: dict[Question, State] = {}
         self._stages: list[Stage] = []
         self._locked = False
+        self._told_wait = False
         self._stale = False  # something was applied since the last look
         self._pending = ""  # check mode: the first stage that would change something
         self.result = HostResult(host=connection.name)
@@ -127,7 +134,11 @@ class _Run:
             if not changes:
                 self._settle(stage, tried, began)
                 return
-            self._lock()
+            if self._options.stopping():
+                raise Stopped(host=self._connection.name, step=stage.name)
+            if not self._hold():
+                self._look(position)  # somebody was at work meanwhile: what we saw may be gone
+                continue
             self._stale = True
             tried |= self._apply(stage, changes)
             self._gather(position) if any(change.reboot for _, change in changes) else self._look(position)
@@ -189,9 +200,27 @@ class _Run:
     def _say(self, kind: str, text: str, **data: object) -> None:
         self._report.emit(kind, text, host=self._connection.name, **data)
 
-    def _lock(self) -> None:
-        lock.take(self._connection, self._options.run, self._options.what)
+    def _hold(self) -> bool:
+        """Hold the host, and let what an earlier run left at work come to its end. False: look again first."""
+        first = not self._locked
+        met = lock.take(self._connection, self._options.run, self._options.what, waiting=self._waiting)
         self._locked = True
+        if not first:
+            return True
+        running = [job for job in list_jobs(self._connection) if job.changes and job.state == "running"]
+        for job in running:
+            self._say("note", f"{job.name}: a job of an earlier run is at work; waiting for its end", level="info")
+            with contextlib.suppress(StepFailed):  # how it ended is for the next look to tell
+                follow(self._connection, job.label, report=self._report, stopping=self._options.stopping)
+        return not running and not met
+
+    def _waiting(self, busy: lock.Busy) -> bool:
+        if not self._options.wait or self._options.stopping():
+            return False
+        if not self._told_wait:
+            self._told_wait = True
+            self._say("note", f"waiting: the host is {busy.details[0]}", level="warning")
+        return True
 
     def unlock(self) -> None:
         if self._locked:

@@ -7,14 +7,17 @@ from functools import partial
 
 from runbooks.engine.errors import UsageError
 from runbooks.engine.facts import Facts
-from runbooks.engine.run import HostResult, Options, converge
+from runbooks.engine.fleet import NotStarted, Outcome
+from runbooks.engine.run import HostResult, Options
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import SecretRef
 from runbooks.inventory.source import near
+from runbooks.provision.below import Below
 from runbooks.provision.stages import TAGS, stages
-from runbooks.session import Outcome, Session
+from runbooks.session import Session
+from runbooks.surface import INTERRUPTED
 
 WOULD_CHANGE = 3
 
@@ -26,18 +29,32 @@ def provision(
     skip_tags: Sequence[str] = (),
     check: bool = False,
     diff: bool = False,
+    wait: bool = False,
 ) -> int:
-    """Exit code: 0 all hosts converged, 1 a host failed, 3 `check` found changes."""
+    """Exit code: 0 all hosts converged, 1 a host failed, 3 `check` found changes, 130 interrupted.
+
+    `wait`: for another run on a host to end, instead of leaving.
+    """
     wanted, unwanted = _known(tags), _known(skip_tags)
 
-    def one(connection: Connection) -> HostResult:
-        build = partial(_build, session, connection.name)
-        options = Options(check=check, diff=diff, tags=wanted, skip_tags=unwanted, consent=session.consent)
-        return converge(connection, build, options=options, report=session.report)
+    options = Options(
+        check=check,
+        diff=diff,
+        tags=wanted,
+        skip_tags=unwanted,
+        consent=session.consent,
+        stopping=lambda: session.interrupt,
+        wait=wait,
+    )
+    below = Below(session, options)
 
-    outcomes = session.each(one)
+    def one(connection: Connection) -> HostResult:
+        return below.converge(connection, partial(_build, session, connection.name))
+
+    outcomes = session.each(one, gently=not check, failed=lambda result: bool(result.failed))
     session.tell_errors(outcomes)
-    return _summary(session, outcomes, check=check)
+    code = _summary(session, outcomes, check=check)
+    return INTERRUPTED if session.interrupt else code
 
 
 def _build(session: Session, host: str, facts: Facts) -> list[Stage]:
@@ -73,7 +90,23 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
             state = "would-change" if result.would_change else "changed" if result.changed else "ok"
             counts = {"unchanged": result.unchanged, "changed": result.changed, "would_change": result.would_change}
             report.emit("result", _sentence(result, check=check), host=result.host, state=state, **counts)
+    if len(outcomes) > 1:
+        columns = ["host", "", "changed", "would change", "as it should be", "what"]
+        report.table("summary", columns, [_row(outcome, check=check) for outcome in outcomes])
     return 1 if failed else WOULD_CHANGE if check and changes else 0
+
+
+def _row(outcome: Outcome[HostResult], *, check: bool) -> list[str]:
+    result = outcome.value
+    if result is None:
+        assert outcome.error is not None
+        state = "left out" if isinstance(outcome.error, NotStarted) else "failed"
+        return [outcome.host, state, "-", "-", "-", outcome.error.message]
+    first = result.failed[0] if result.failed else None
+    state = "failed" if first else "would change" if result.would_change else "changed" if result.changed else "ok"
+    what = f"{first.step}: {first.message}" if first and first.step else first.message if first else ""
+    counts = [str(result.changed), str(result.would_change) if check else "-", str(result.unchanged)]
+    return [outcome.host, state, *counts, what]
 
 
 def _sentence(result: HostResult, *, check: bool) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbooks import paths
-from runbooks.engine import jobs
+from runbooks.engine import follow, jobs
 from runbooks.engine.errors import StepFailed
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Event, Reporter
@@ -114,7 +114,7 @@ def test_a_job_outlives_the_controller(local: Connection, tmp_path: Path) -> Non
 
 
 def test_a_killed_supervisor_is_noticed(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "IDLE_LIMIT", 0.5)
+    monkeypatch.setattr(follow, "IDLE_LIMIT", 0.5)
 
     def kill(line: str) -> None:
         if line.startswith("here"):
@@ -125,3 +125,74 @@ def test_a_killed_supervisor_is_noticed(local: Connection, monkeypatch: pytest.M
             local, "killed", "echo here $(ps -o ppid= -p $PPID)\nsleep 3", limit=20, report=Reporter(Recorder()),
             on_line=kill,
         )  # fmt: skip
+
+
+def _alive(pid_file: Path) -> bool:
+    status = Path(f"/proc/{pid_file.read_text().strip()}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_a_limit_ends_what_left_the_session_too(local: Connection, tmp_path: Path) -> None:
+    script = f"setsid sh -c 'trap \"\" TERM; echo $$ >{tmp_path}/pid; sleep 60; :' & sleep 60"
+    result = run_job(local, "escape", script, limit=1, report=Reporter(Recorder()))
+    assert result.rc == 124
+    assert not _alive(tmp_path / "pid")
+
+
+def test_a_daemon_outlives_a_job_that_ended_well(local: Connection, tmp_path: Path) -> None:
+    script = f"setsid sleep 60 >/dev/null 2>&1 & echo $! >{tmp_path}/pid"
+    assert run_job(local, "daemon", script, limit=20, report=Reporter(Recorder())).rc == 0
+    assert _alive(tmp_path / "pid")
+    local.ask(f"kill $(cat {tmp_path}/pid)")
+
+
+def test_a_kill_from_outside_is_not_called_a_limit(local: Connection) -> None:
+    """As the kernel does when memory runs out."""
+    result = run_job(local, "oom", "kill -9 $$", limit=20, report=Reporter(Recorder()))
+    assert result.rc == 137
+    assert not any("s are over" in line for line in result.tail)
+
+
+def test_a_cancelled_job_ends_with_all_it_started(local: Connection, tmp_path: Path) -> None:
+    second = type(local)(local.target)
+
+    def cancel(line: str) -> None:
+        if line == "here":
+            label = follow.list_jobs(second)[-1].label
+            assert follow.cancel(second, label) == "cancelled"
+            assert follow.cancel(second, label) == "ended"
+
+    script = f"setsid sleep 60 & echo $! >{tmp_path}/pid; echo here; sleep 60"
+    result = run_job(local, "long", script, limit=60, report=Reporter(Recorder()), on_line=cancel)
+    second.close()
+    assert (result.rc, result.tail[-1]) == (143, "cancelled")
+    assert not _alive(tmp_path / "pid")
+
+
+def test_a_job_can_be_asked_to_stop_between_two_steps(local: Connection) -> None:
+    lines: list[str] = []
+    script = 'for i in 1 2 3 4 5 6 7 8 9; do [ ! -e "$JOB/stop" ] || exit 79; echo $i; sleep 0.5; done'
+    result = run_job(
+        local, "gentle", script, limit=20, report=Reporter(Recorder()), on_line=lines.append,
+        stopping=lambda: "2" in lines,
+    )  # fmt: skip
+    assert result.rc == 79
+    assert 2 <= len(lines) < 9
+
+
+def test_the_list_tells_how_each_job_stands(local: Connection) -> None:
+    assert follow.list_jobs(local) == []
+    run_job(local, "good", "echo fine", limit=20, report=Reporter(Recorder()))
+    run_job(local, "bad", "echo 'é \"x\"'; exit 3", limit=20, report=Reporter(Recorder()), changes=True)
+    good, bad = sorted(follow.list_jobs(local), key=lambda job: job.name, reverse=True)
+    assert (good.state, good.tail, good.changes) == ("0", ("fine",), False)
+    assert (bad.state, bad.tail, bad.changes) == ("3", ('é "x"',), True)
+
+
+def test_the_log_is_bounded_and_the_follower_sees_the_end(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LOG_LIMIT", 2_000_000)
+    lines: list[str] = []
+    script = "i=0; while [ $i -lt 8 ]; do head -c 1000000 /dev/zero | tr '\\0' 'x'; echo; i=$((i + 1)); sleep 0.4; done"
+    result = run_job(local, "loud", f"{script}; echo end", limit=30, report=Reporter(Recorder()), on_line=lines.append)
+    assert (result.rc, lines[-1]) == (0, "end")
+    assert (Path(result.folder) / "log").stat().st_size < 5_000_000

@@ -21,6 +21,7 @@ LEVELS = {
     "session": 3,
     "oncall": 3,
     "audit": 4,
+    "jobs": 4,
     "steps": 4,
     "sglang": 4,
     "proxmox": 4,

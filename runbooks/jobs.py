@@ -1,0 +1,126 @@
+"""`invoke jobs`: the long work on the hosts, followed, told of and cancelled by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from runbooks.engine import follow
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.follow import Job
+from runbooks.engine.transport import Connection
+from runbooks.session import Session
+
+_STATES = {
+    "running": "at work",
+    "killed": "killed",
+    "restart": "cut off by a restart of the host",
+    "0": "done",
+    "124": "ended at its limit",
+    "143": "cancelled",
+}
+
+
+def list_jobs(session: Session) -> int:
+    """A table a host, oldest first."""
+
+    def tell(connection: Connection) -> None:
+        rows = [_row(job) for job in follow.list_jobs(connection)]
+        columns = ["job", "", "for", "began", "by", "last line"]
+        session.report.table("jobs" if rows else "no jobs", columns, rows, host=connection.name)
+
+    return int(session.tell_errors(session.each(tell)))
+
+
+def follow_job(session: Session, word: str) -> int:
+    """The log as it grows. Exit code 0 when every job that was followed ended well."""
+
+    def watch(connection: Connection, job: Job) -> bool:
+        result = follow.follow(connection, job.label, report=session.report)
+        _tell_end(session, connection.name, job.label, str(result.rc), result.tail[-1:])
+        return result.rc == 0
+
+    return _on_one(session, word, watch)
+
+
+def tell_result(session: Session, word: str) -> int:
+    """How it ended, and its last lines. Exit code 0 when it ended well, or is still at work."""
+
+    def tell(connection: Connection, job: Job) -> bool:
+        _tell_end(session, connection.name, job.label, job.state, job.tail)
+        return job.state in ("0", "running")
+
+    return _on_one(session, word, tell)
+
+
+def cancel_job(session: Session, word: str) -> int:
+    """End it after consent. A step that was cut is looked at again, and mended, by the next run."""
+
+    def end(connection: Connection, job: Job) -> bool:
+        if job.state != "running":
+            _tell_end(session, connection.name, job.label, job.state, ())
+        elif session.consent(f"{connection.name}: {job.name}, begun by {job.who}, is at work. End it?"):
+            session.report.note(f"{job.label}: {follow.cancel(connection, job.label)}", host=connection.name)
+        return True
+
+    return _on_one(session, word, end)
+
+
+def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]) -> int:
+    """Do something with the job that `word` means on each host. A host that has none is left out, unless all have."""
+    jobs = {outcome.host: outcome for outcome in session.each(follow.list_jobs)}
+    meant = {host: _meant(outcome.value or [], word) for host, outcome in jobs.items()}
+    session.tell_errors(list(jobs.values()))
+    if not any(meant.values()):
+        names = sorted({job.label for outcome in jobs.values() for job in outcome.value or []})
+        what = f"there is no job {word!r}" if word else "there is no job at work"
+        raise UsageError(
+            what, details=["jobs:", *(f"  {name}" for name in names[-10:])] if names else (), next="invoke jobs"
+        )
+    good: list[bool] = []
+
+    def one(connection: Connection) -> None:
+        job = meant[connection.name]
+        if job is not None:
+            good.append(work(connection, job))
+
+    session.hosts = [host for host in session.hosts if meant[host] is not None]
+    failed = session.tell_errors(session.each(one))
+    return int(failed or not all(good))
+
+
+def _meant(jobs: Sequence[Job], word: str) -> Job | None:
+    """By its whole name or a beginning of it, the newest first; with no word, the one that is at work."""
+    if not word:
+        running = [job for job in jobs if job.state == "running"]
+        if len(running) > 1:
+            raise RunbookError("several jobs are at work; name one", details=[job.label for job in running])
+        return running[0] if running else None
+    found = [job for job in jobs if job.label == word] or [job for job in jobs if job.label.startswith(word)]
+    return found[-1] if found else None
+
+
+def _tell_end(session: Session, host: str, label: str, state: str, tail: Sequence[str]) -> None:
+    level = "ok" if state in ("0", "running") else "failed"
+    said = _STATES.get(state, f"failed with exit code {state}")
+    session.report.emit("result", "\n".join([f"{label}: {said}", *tail]), host=host, state=level, rc=state)
+
+
+def _row(job: Job) -> list[str]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.since))
+    last = job.tail[-1][:60] if job.tail else ""
+    return [
+        job.label,
+        _STATES.get(job.state, f"failed ({job.state})"),
+        _span(job.ended - job.since),
+        began,
+        job.who,
+        last,
+    ]
+
+
+def _span(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
