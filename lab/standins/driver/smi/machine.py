@@ -49,8 +49,9 @@ class Machine:
     # -- the server --------------------------------------------------------------------------------------------------
 
     def running_requests(self) -> int:
-        """The simulated SGLang server says how many requests it works on."""
-        return int(self._json("run/lab-sglang.json").get("running", 0))
+        """The simulated SGLang server says how many requests it works on, where its unit lets it write."""
+        said = self._json("var/lib/sglang/lab-sglang.json") or self._json("run/lab-sglang.json")
+        return int(said.get("running", 0))
 
     def servers(self) -> list[tuple[int, str]]:
         """Pid and name of the processes that hold GPU memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ class Options:
         self.failure = failure
 
 
-class Answer:
+class Answer(ABC):
     """The requests of one response (n of each prompt) and what became of them."""
 
     def __init__(self, sink: Sink, head: Head, options: Options) -> None:
@@ -100,17 +101,17 @@ class Answer:
     def aborted(self) -> Finish | None:
         return next((one.finish for one in self.requests if one.finish and one.finish.kind == "abort"), None)
 
-    def stream_token(self, request: Request, piece: Piece) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stream_token(self, request: Request, piece: Piece) -> None: ...
 
-    def stream_finish(self, request: Request) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stream_finish(self, request: Request) -> None: ...
 
-    def whole(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def whole(self) -> None: ...
 
-    def last_usage(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def last_usage(self) -> str: ...
 
 
 class Chat(Answer):
