@@ -80,6 +80,12 @@ class Session:
         assert login is not None
         return self._connection(name, login)
 
+    def connect_gateway(self, group: str) -> Connection:
+        """A connection to the machine of a group's gateway; the group must have one."""
+        gateway = self.loaded.inventory.groups[group].gateway
+        assert gateway is not None
+        return self._connection(f"gateway-{group}", gateway.ssh)
+
     def _connection(self, name: str, host: Login) -> Connection:
         folder = self.loaded.folder
         return Connection(

@@ -141,9 +141,26 @@ def _names(inventory: Inventory, document: Document) -> None:
             document.problem(("groups", name), f"{name!r} is the name of a host as well")
         for index, member in enumerate(group.hosts):
             known(("groups", name, "hosts", index), member, "host", inventory.hosts)
+    _gateways(inventory, document)
     for name, profile in inventory.profiles.items():
         known(("profiles", name, "extends"), profile.extends, "profile", inventory.profiles)
     _no_circles(inventory, document)
+
+
+def _gateways(inventory: Inventory, document: Document) -> None:
+    behind: dict[str, str] = {}
+    for name, group in inventory.groups.items():
+        if group.gateway is None:
+            continue
+        path = ("groups", name, "gateway")
+        if inventory.server.host in ("127.0.0.1", "::1", "localhost"):
+            document.problem(path, "cannot reach servers on loopback: server.host must be an address of the hosts")
+        for host in group.hosts:
+            if (first := behind.setdefault(host, name)) != name:
+                document.problem(path, f"{host} is behind the gateway of {first} already")
+        for key in ("port", "metrics_port"):
+            if not 0 < (port := getattr(group.gateway, key)) < 65536:
+                document.problem((*path, key), f"should be a port between 1 and 65535, found {port}")
 
 
 def _plain_name(path: Path, name: str, document: Document) -> None:

@@ -101,10 +101,6 @@ class Host(Login, frozen=True, kw_only=True, forbid_unknown_fields=True):
     vm: Vm | None = None
 
 
-class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    hosts: tuple[str, ...]
-
-
 class Gpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be in the machine.
 
@@ -152,6 +148,30 @@ class PythonIndex(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     find_links: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     only: bool = False  # True: --no-index, nothing but find_links
+
+
+class Gateway(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's own gateway (sglang-router) in front of a group of replicas.
+
+    `ssh`: the machine that it runs on. `drain`: seconds that requests of a host get to come to their end before that
+    host is deployed.
+    """
+
+    ssh: Login
+    host: str = "127.0.0.1"
+    port: int = 30080
+    metrics_port: int = 29000  # on loopback; the main port has no /metrics
+    policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = "cache_aware"
+    packages: tuple[str, ...] = ("sglang-router==0.3.2",)
+    python: str = "python3"
+    index: PythonIndex = PythonIndex()
+    dependencies: bool = True
+    drain: int = 600
+
+
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hosts: tuple[str, ...]
+    gateway: Gateway | None = None
 
 
 class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
