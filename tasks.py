@@ -142,6 +142,24 @@ def rollback(
         return rollback_hosts(session, to or None)
 
 
+@command(iterable=["hosts"], help={**WHERE, **CHECK, "diff": "show the text that changes", "yes": "do not ask"})
+def gateway(
+    context: Context,
+    hosts: list[str],
+    inventory: str | None = None,
+    check: bool = False,
+    diff: bool = False,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """SGLang's gateway in front of the groups that have one."""
+    from runbooks.deploy import gateways
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return gateways(session, check=check, diff=diff)
+
+
 @command(iterable=["hosts"], help=WHERE)
 def health(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
@@ -309,7 +327,7 @@ def cancel_job(
         return run(session, job)
 
 
-namespace = Collection(provision, deploy, releases, rollback, health, canary, runbook, unlock, audit)
+namespace = Collection(provision, deploy, releases, rollback, gateway, health, canary, runbook, unlock, audit)
 namespace.add_collection(Collection("bench", sweep, report, recompute))
 namespace.add_collection(Collection("jobs", list_jobs, follow_job, job_result, cancel_job))
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")

@@ -1,6 +1,8 @@
 """From a profile to a server that is measured to be well: release, unit, start, gate, promotion, or the way back."""
 
 from runbooks.deploy.flow import DeployResult, deploy
-from runbooks.deploy.hosts import deploy_hosts, list_releases, rollback_hosts
+from runbooks.deploy.gateway import gateways
+from runbooks.deploy.hosts import deploy_hosts, rollback_hosts
+from runbooks.deploy.listing import list_releases
 
-__all__ = ["DeployResult", "deploy", "deploy_hosts", "list_releases", "rollback_hosts"]
+__all__ = ["DeployResult", "deploy", "deploy_hosts", "gateways", "list_releases", "rollback_hosts"]

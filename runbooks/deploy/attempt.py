@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal
 
 from runbooks import paths
 from runbooks.canary import run_canary
-from runbooks.deploy import gate, releases
+from runbooks.deploy import evidence, gate, prune, releases, software
 from runbooks.deploy.look import Host
 from runbooks.deploy.releases import Release
 from runbooks.deploy.unit import Plan, render
@@ -39,13 +40,16 @@ class Attempt:
     new: Plan
     found: Host
     key: Secret | None
+    software: str = ""  # what the runtime held when its parser was asked
+    full_canary: bool = True
 
     def run(self) -> Served:
         """Raises RunbookError after the release before was brought back."""
         release = self._release()
         previous = self.found.previous_good(release.number)
         if release.verdict is None:
-            releases.install(self.conn, release, render(self.new, release.number), self.key)
+            files = {**render(self.new, release.number), software.FILE: self.software}
+            releases.install(self.conn, release, files, self.key)
             self._audit(f"release {release.number} of profile {release.profile} written; it becomes current")
             self.report.note(f"release {release.number} is written; starting it", host=self.conn.name)
         else:
@@ -55,8 +59,9 @@ class Attempt:
             releases.switch(self.conn, release)
             releases.restart(self.conn)
             start = self._gate(release, before)
+            software.runs_from(self.conn, release)
             observed = self._read_back(release, start)
-            self._canary()
+            self._canary("quick")
         except RunbookError as error:
             self._give_up(release, previous, error)
             raise
@@ -69,7 +74,33 @@ class Attempt:
         self._audit(f"release {release.number} promoted")
         text = f"release {release.number} is promoted: profile {release.profile}, ready after {seconds:.0f} s"
         self.report.note(text, host=self.conn.name, level="good")
+        self._watch(release, previous)
+        self._prune(release)
         return Served(release, observed)
+
+    def _watch(self, release: Release, previous: Release | None) -> None:
+        """The full canary, while the new release already serves; the way back where it finds something."""
+        if not self.full_canary:
+            return
+        try:
+            self._canary("full")
+        except RunbookError as error:
+            self._give_up(replace(release, verdict=None), previous, error)
+            raise
+        except KeyboardInterrupt:
+            text = f"release {release.number} serves; its full canary was cut off: invoke canary --battery full"
+            self.report.note(text, host=self.conn.name, level="warning")
+            raise
+
+    def _prune(self, release: Release) -> None:
+        """Old releases that nothing can need. Their runtimes stay: those go by `invoke releases --prune`."""
+        there = [*self.found.releases, release]
+        going = prune.spare(there, serving=(release.number,))
+        prune.remove(self.conn, [one.folder for one in going])
+        if going:
+            numbers = ", ".join(str(one.number) for one in going)
+            self._audit(f"old releases removed: {numbers}")
+            self.report.note(f"old releases removed: {numbers}", host=self.conn.name)
 
     def _release(self) -> Release:
         """The current one, where it is what is wanted and was good (but does not serve); else a new one."""
@@ -124,35 +155,36 @@ class Attempt:
             )
         return {name: observed[name] for name in readback.SHOWN if name in observed}
 
-    def _canary(self) -> None:
+    def _canary(self, battery: Literal["quick", "full"]) -> None:
         result = run_canary(
             self.conn,
             server=self.loaded.inventory.server,
             model=self.new.model,
-            battery="quick",
+            battery=battery,
             report=self.report,
             api_key=self.key,
         )
         if result.verdict != "healthy":
             raise RunbookError(
-                f"it answers, but the canary says {result.verdict}",
+                f"it answers, but the {battery} canary says {result.verdict}",
                 host=self.conn.name,
                 step="deploy",
                 details=[f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults][
                     :5
                 ],
-                next=f"invoke canary --hosts {self.conn.name}",
+                next=f"invoke canary --battery {battery} --hosts {self.conn.name}",
                 page=result.page,
             )
 
     def _give_up(self, release: Release, previous: Release | None, error: RunbookError) -> None:
         """Write the failure down and bring the release before back; what became of that is added to the error."""
-        name = self.conn.name
+        name, saved = self.conn.name, None
         self.report.note(f"release {release.number} failed: {error.message}", host=name, level="error")
         try:
             if release.verdict is None:
                 releases.judge(self.conn, release, "failed", judged=now(), reason=error.message)
             self._audit(f"release {release.number} failed: {error.message}")
+            saved = self._save(release, error)
             if previous is None:
                 releases.stop(self.conn)
                 end = "there is no earlier release that worked: the server is stopped"
@@ -166,8 +198,20 @@ class Attempt:
             number = previous.number if previous else 0
             end = f"and release {number} did not come back either: {second.message}"
             error.details += second.details
-        error.details = (*error.details, end)
+        kept = [f"what it left to be read is on the host, in {saved}"] if saved else []
+        error.details = (*error.details, *kept, end)
         error.host, error.step = error.host or name, error.step or "deploy"
+
+    def _save(self, release: Release, error: RunbookError) -> str | None:
+        """What it leaves to be read; no trouble with that may keep the release before from coming back."""
+        try:
+            return evidence.save(self.conn, release, error, self.report)
+        except Unreachable:
+            raise
+        except RunbookError as trouble:
+            text = f"what it left could not be saved: {trouble.message}"
+            self.report.note(text, host=self.conn.name, level="warning")
+            return None
 
     def _audit(self, line: str) -> None:
         self.conn.ask(lock.audit_script(self.new.content, "deploy", (line,)))
@@ -200,12 +244,42 @@ def passed(start: gate.Start, release: Release, name: str, budget: float) -> gat
 def bring_back(conn: Connection, release: Release, *, budget: float, report: Reporter) -> gate.Start:
     """Switch to a release that is on the host, start it, and wait until it answers. Raises RunbookError."""
     key = releases.key_of(conn, release)
+    if key:
+        report.hide(key)
     before = conn.ask(f"systemctl show -p InvocationID --value {paths.UNIT_NAME}").out.strip()
     report.note(f"bringing back release {release.number}", host=conn.name)
     releases.switch(conn, release)
     releases.restart(conn)
     endpoint = gate.Endpoint(release.host, release.port, release.served_name, key)
-    return passed(gate.wait(conn, endpoint, before=before, budget=budget, report=report), release, conn.name, budget)
+    start = gate.wait(conn, endpoint, before=before, budget=budget, report=report)
+    passed(start, release, conn.name, budget)
+    software.runs_from(conn, release)
+    return start
+
+
+def answers(conn: Connection) -> bool:
+    """Whether the release that is current completes a request now; a host that cannot be asked does not."""
+    try:
+        release = releases.parse(conn.ask(f"cat {paths.CURRENT}/release.json").out)
+        if release is None:
+            return False
+        at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
+        said = gate.ask(conn, at, "completion")
+        return said.get("status") == 200 and "error" not in said
+    except RunbookError:
+        return False
+
+
+def running(conn: Connection) -> float | None:
+    """Requests that the current release works on or keeps waiting; None where it serves and does not show them."""
+    release = releases.parse(conn.ask(f"cat {paths.CURRENT}/release.json 2>/dev/null").out)
+    if release is None:
+        return 0.0
+    at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
+    live = gate.ask(conn, at, "live")
+    if live.get("status") == 200:
+        return float(live["running"] + live["queued"])
+    return None if live.get("status") else 0.0
 
 
 def now() -> str:

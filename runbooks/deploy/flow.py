@@ -10,15 +10,17 @@ import difflib
 import json
 import secrets
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from runbooks import paths
-from runbooks.deploy import gate, releases
-from runbooks.deploy.attempt import Attempt
+from runbooks.deploy import gate, releases, software
+from runbooks.deploy.attempt import Attempt, answers, running
 from runbooks.deploy.look import Host, check, look, need_runtime
 from runbooks.deploy.releases import Release
+from runbooks.deploy.traffic import Replica
 from runbooks.deploy.unit import Plan, plan, render
 from runbooks.engine import lock
 from runbooks.engine.errors import CheckFailed, NoAnswer, UsageError
@@ -75,8 +77,13 @@ def deploy(
     report: Reporter,
     consent: Consent,
     check_only: bool = False,
+    full_canary: bool = True,
+    replica: Replica | None = None,
 ) -> DeployResult:
-    """Make the server of this host the one of a profile. Raises RunbookError; the release before serves again then."""
+    """Make the server of this host the one of a profile. Raises RunbookError; the release before serves again then.
+
+    A `replica` is taken out of its gateway for the time of it; while others serve, that is no downtime to be agreed to.
+    """
     inventory, spec, model = loaded.inventory, loaded.runtime_for(host), loaded.model_for(host)
     launch = build(inventory, profile, model=model, runtime=spec)
     for note in launch.notes:
@@ -95,16 +102,37 @@ def deploy(
     new = plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, host))
     if (served := _already(conn, found, new, key)) is not None:
         report.note(f"release {served.number} with profile {profile} serves and answers: nothing to do", host=host)
+        if replica is not None and not check_only:
+            replica.take_in()
         return DeployResult(host, profile, "unchanged", served.number)
     check(found, new, host)
     if check_only:
         return DeployResult(host, profile, "would-change", None, diff=_diff(conn, found, new))
     parse(conn, new)
-    agree(conn, found, consent, otherwise=gate.Endpoint(new.host, new.port, model.served_name, key))
-    with lock.held(conn, secrets.token_hex(8), f"deploy --profile {profile}"):
-        made = Attempt(conn, loaded, report, new, found, key).run()
+    packages = software.held(conn, new.runtime)
+    alone = replica is None or not replica.others()
+    if alone:
+        agree(conn, found, consent, otherwise=gate.Endpoint(new.host, new.port, model.served_name, key))
+    with (
+        lock.held(conn, secrets.token_hex(8), f"deploy --profile {profile}"),
+        out_of_traffic(conn, replica, alone=alone),
+    ):
+        made = Attempt(conn, loaded, report, new, found, key, packages, full_canary).run()
     seconds = made.release.ready_seconds or 0.0
     return DeployResult(host, profile, "promoted", made.release.number, seconds, made.observed)
+
+
+@contextmanager
+def out_of_traffic(conn: Connection, replica: Replica | None, *, alone: bool) -> Iterator[None]:
+    """Where others serve, the gateway sends this one nothing meanwhile; the only one is left in, and back first."""
+    if replica is None:
+        yield
+    elif alone:
+        yield
+        replica.take_in()
+    else:
+        with replica.aside(running=lambda: running(conn), serves=lambda: answers(conn)):
+            yield
 
 
 def parse(conn: Connection, new: Plan) -> None:

@@ -1,16 +1,18 @@
-"""What `invoke deploy`, `invoke releases` and `invoke rollback` do over the selected hosts, one after the other."""
+"""What `invoke deploy` and `invoke rollback` do over the selected hosts, one after the other."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from runbooks import paths
-from runbooks.deploy import gate, releases
+from runbooks.deploy import gate, releases, software
 from runbooks.deploy.attempt import bring_back, now
-from runbooks.deploy.flow import DeployResult, agree, deploy
+from runbooks.deploy.flow import DeployResult, agree, deploy, out_of_traffic
 from runbooks.deploy.look import Host, look
 from runbooks.deploy.releases import Release
+from runbooks.deploy.traffic import Replica, group_of
 from runbooks.engine import lock
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.transport import Connection
@@ -19,22 +21,27 @@ from runbooks.sglang.argv import resolve
 from runbooks.surface import CHANGES_FOUND
 
 
-def deploy_hosts(session: Session, profile: str, *, check: bool = False) -> int:
+def deploy_hosts(
+    session: Session, profile: str, *, check: bool = False, diff: bool = False, full_canary: bool = True
+) -> int:
     """Deploy in series; the first host that fails stops the roll-out, and the rest keep serving what they served."""
     resolve(session.loaded.inventory.profiles, profile)  # a wrong name is refused before any host is touched
     results: list[DeployResult] = []
 
     def one(conn: Connection) -> None:
-        result = deploy(
-            conn,
-            session.loaded,
-            conn.name,
-            profile,
-            report=session.report,
-            consent=session.consent,
-            check_only=check,
-        )
-        for line in result.diff:
+        with _behind_gateway(session, conn.name, look_only=check) as replica:
+            result = deploy(
+                conn,
+                session.loaded,
+                conn.name,
+                profile,
+                report=session.report,
+                consent=session.consent,
+                check_only=check,
+                full_canary=full_canary,
+                replica=replica,
+            )
+        for line in result.diff if diff else ():
             session.report.output(line, host=conn.name)
         results.append(result)
 
@@ -55,50 +62,52 @@ def deploy_hosts(session: Session, profile: str, *, check: bool = False) -> int:
     return CHANGES_FOUND if check and any(result.changed for result in results) else 0
 
 
-def list_releases(session: Session) -> int:
-    """Every release on each host, newest first, with the one that serves marked."""
-
-    def one(conn: Connection) -> None:
-        host = _look(session, conn)
-        rows = [
-            [
-                f"{'>' if release.number == host.current else ' '} {release.number}",
-                release.profile,
-                release.sglang,
-                release.verdict or "unproven",
-                release.created,
-                release.by,
-                release.reason or (f"ready after {release.ready_seconds:.0f} s" if release.ready_seconds else ""),
-            ]
-            for release in sorted(host.releases, key=lambda release: -release.number)
-        ]
-        columns = ["release", "profile", "SGLang", "verdict", "when", "who", ""]
-        session.report.table("releases", columns, rows, host=conn.name)
-
-    return int(session.tell_errors(session.each(one)))
-
-
 def rollback_hosts(session: Session, to: int | None) -> int:
     """Bring an earlier release back on each host: its software, its flags, its unit."""
 
     def one(conn: Connection) -> None:
-        host = _look(session, conn)
+        host = glance(session, conn)
         release = _target(host, conn.name, to)
-        if release.number == host.current and host.serves and host.running == release.stamp:
-            session.report.note(f"release {release.number} serves already", host=conn.name)
-            return
-        at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
-        agree(conn, host, session.consent, otherwise=at)
-        with lock.held(conn, secrets.token_hex(8), f"rollback to release {release.number}"):
-            conn.ask(lock.audit_script(release.content, "rollback", (f"back to release {release.number}",)))
-            budget = session.loaded.inventory.server.ready_budget
-            start = bring_back(conn, release, budget=budget, report=session.report)
-            if release.verdict != "promoted":
-                releases.judge(conn, release, "promoted", judged=now(), ready_seconds=round(start.seconds, 1))
-        text = f"release {release.number} (profile {release.profile}) serves again after {start.seconds:.0f} s"
-        session.report.note(text, host=conn.name, level="good")
+        with _behind_gateway(session, conn.name) as replica:
+            if release.number == host.current and host.serves and host.running == release.stamp:
+                session.report.note(f"release {release.number} serves already", host=conn.name)
+                if replica is not None:
+                    replica.take_in()
+                return
+            software.unchanged(conn, release)
+            alone = replica is None or not replica.others()
+            if alone:
+                at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
+                agree(conn, host, session.consent, otherwise=at)
+            with (
+                lock.held(conn, secrets.token_hex(8), f"rollback to release {release.number}"),
+                out_of_traffic(conn, replica, alone=alone),
+            ):
+                _bring_back(session, conn, release)
 
     return int(_in_series(session, one))
+
+
+def _bring_back(session: Session, conn: Connection, release: Release) -> None:
+    conn.ask(lock.audit_script(release.content, "rollback", (f"back to release {release.number}",)))
+    start = bring_back(conn, release, budget=session.loaded.inventory.server.ready_budget, report=session.report)
+    if release.verdict != "promoted":
+        releases.judge(conn, release, "promoted", judged=now(), ready_seconds=round(start.seconds, 1))
+    text = f"release {release.number} (profile {release.profile}) serves again after {start.seconds:.0f} s"
+    session.report.note(text, host=conn.name, level="good")
+
+
+@contextmanager
+def _behind_gateway(session: Session, host: str, *, look_only: bool = False) -> Iterator[Replica | None]:
+    """The host as one of its gateway's servers; None where there is no gateway, or nothing is to be changed."""
+    inventory = session.loaded.inventory
+    group = group_of(inventory, host)
+    if group is None or look_only:
+        yield None
+        return
+    key = session.secret(inventory.server.api_key)
+    with session.connect_gateway(group) as conn:
+        yield Replica.of(conn, inventory, group, host, key, session.report)
 
 
 def _in_series(session: Session, work: Callable[[Connection], None]) -> bool:
@@ -130,7 +139,8 @@ def _target(host: Host, name: str, to: int | None) -> Release:
     return max(older, key=lambda release: release.number)
 
 
-def _look(session: Session, conn: Connection) -> Host:
+def glance(session: Session, conn: Connection) -> Host:
+    """The releases of a host and what serves, for commands that start nothing new."""
     inventory = session.loaded.inventory
     return look(
         conn,

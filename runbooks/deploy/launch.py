@@ -4,7 +4,8 @@ SGLang takes its key only as an argument, and logs its arguments. So the key com
 to sys.argv inside the process, and every log record is cleaned of it. Worker processes are spawned, which imports this
 file again in each of them: the cleaning is in place there too, before SGLang logs anything.
 
-Runs with the runtime's own Python; standard library only.
+Runs with the runtime's own Python; standard library only. A word names another module to start: SGLang's gateway takes
+its key in the same way.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ def hide(key: str) -> None:
     logging.setLogRecordFactory(cleaned)
 
 
-def main(key: str) -> None:
+def main(key: str, module: str) -> None:
     words = json.loads((Path(__file__).parent / "argv.json").read_text())
-    sys.argv = ["launch_server.py", *words, *([f"--api-key={key}"] if key else [])]
+    sys.argv = [module.rpartition(".")[2] + ".py", *words, *([f"--api-key={key}"] if key else [])]
     # Not as sys.modules["__main__"]: that must stay this file, for the workers to import it.
-    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
 _key = read_key()
 if _key:
     hide(_key)
 if __name__ == "__main__":
-    main(_key)
+    main(_key, (sys.argv[1:] or ["sglang.launch_server"])[0])

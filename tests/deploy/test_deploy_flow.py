@@ -161,7 +161,7 @@ def test_one_that_dies_is_rolled_back_before_the_error_is_told() -> None:
 def test_one_that_answers_nonsense_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _canary(monkeypatch, "nan")
     host = _host(_look(OLD))
-    with pytest.raises(RunbookError, match="the canary says nan") as failed:
+    with pytest.raises(RunbookError, match="the quick canary says nan") as failed:
         _deploy(host)
     assert _steps(host)[-3:] == BACK
     assert failed.value.page == "nan-output"
@@ -273,3 +273,21 @@ def test_cut_off_at_any_moment_the_host_has_one_whole_release(after: int) -> Non
         elif step.startswith("switch"):
             current = int(step.split()[1])
         assert current in written
+
+
+def test_what_the_full_canary_finds_after_promotion_brings_the_old_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def canary(*_args: object, battery: str, **_more: object) -> CanaryResult:
+        asked.append(battery)
+        verdict = "healthy" if battery == "quick" else "degraded"
+        return CanaryResult(verdict, (), 1.0, 10, 100)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attempt, "run_canary", canary)
+    host = _host(_look(OLD))
+    with pytest.raises(RunbookError, match="the full canary says degraded") as failed:
+        _deploy(host)
+    assert asked == ["quick", "full"]
+    assert _steps(host)[-3:] == BACK
+    assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
+    assert "release 1 (profile baseline) serves again" in str(failed.value)

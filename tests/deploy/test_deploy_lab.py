@@ -21,7 +21,7 @@ import yaml
 
 from lab.guest import Guest
 from lab.lab import Lab
-from runbooks.deploy import deploy_hosts, rollback_hosts
+from runbooks.deploy import deploy_hosts, list_releases, rollback_hosts
 from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
 from runbooks.engine.report import Event, Reporter
 from runbooks.inventory import load
@@ -45,10 +45,16 @@ class Site:
     def sh(self, script: str) -> str:
         return self.guest.run(script, check=False).stdout.strip()
 
-    def deploy(self, profile: str, *, keyed: bool = False, yes: bool = True) -> tuple[int, list[Event]]:
+    def session(self, *, keyed: bool = False, yes: bool = True) -> tuple[Session, list[Event]]:
         printer = Silent()
-        session = Session(load(self.keyed if keyed else self.inventory), [self.guest.name], Reporter(printer), yes)
-        return deploy_hosts(session, profile), printer.events
+        path = self.keyed if keyed else self.inventory
+        return Session(load(path), [self.guest.name], Reporter(printer), yes), printer.events
+
+    def deploy(
+        self, profile: str, *, keyed: bool = False, yes: bool = True, full: bool = False
+    ) -> tuple[int, list[Event]]:
+        session, events = self.session(keyed=keyed, yes=yes)
+        return deploy_hosts(session, profile, full_canary=full), events
 
     def knobs(self, **knobs: Any) -> None:
         self.guest.write("/etc/lab-sglang.json", json.dumps(knobs))
@@ -148,8 +154,8 @@ def test_nobody_to_ask_means_nothing_is_touched(site: Site, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("profile", "knobs", "part"),
     [
-        ("bad", {"fail": "nan", **ONLY_BAD}, "the canary says nan"),
-        ("bad", {"fail": "garbage", **ONLY_BAD}, "the canary says"),
+        ("bad", {"fail": "nan", **ONLY_BAD}, "the quick canary says nan"),
+        ("bad", {"fail": "garbage", **ONLY_BAD}, "the quick canary says"),
         ("bad", {"fail": "die_at_start", **ONLY_BAD}, "died after"),
         ("bad", {"fail": "hang_at_start", **ONLY_BAD}, "did not answer within 20 s"),
         ("lies", {}, "other settings than the profile expects"),
@@ -162,6 +168,22 @@ def test_a_broken_one_leaves_the_old_one_serving(site: Site, profile: str, knobs
         site.deploy(profile)
     assert "release 2 (profile final) serves again" in str(failed.value)
     assert failed.value.exit_code == 1
+    assert (site.current, site.completion()) == ("2", "200")
+    saved = next(line for line in failed.value.details if "/var/lib/runbooks/diagnosis/" in line).split()[-1]
+    assert site.sh(f"stat -c %a {saved}; cd {saved}; echo *") == (
+        "700\njournal.txt kernel.txt machine.txt nvidia-smi.txt release.txt unit.txt versions.txt why.txt"
+    )
+    assert part.split(" 20 s")[0] in site.sh(f"cat {saved}/why.txt")
+    assert "RTX PRO 6000" in site.sh(f"cat {saved}/nvidia-smi.txt")
+    assert f"profile {profile}" in site.sh(f"cat {saved}/journal.txt {saved}/release.txt")
+
+
+def test_what_only_the_full_canary_finds_brings_the_old_one_back(site: Site) -> None:
+    """NaN above 32 streams: the quick battery's burst of 8 passes, and the release was promoted before."""
+    site.knobs(fail="nan_busy", **ONLY_BAD)
+    with pytest.raises(RunbookError, match="the full canary says nan") as failed:
+        site.deploy("bad", full=True)
+    assert "release 2 (profile final) serves again" in str(failed.value)
     assert (site.current, site.completion()) == ("2", "200")
 
 
@@ -200,11 +222,49 @@ def test_a_rollback_brings_back_software_and_flags(site: Site) -> None:
     session = Session(load(site.inventory), [site.guest.name], Reporter(Silent()), True)
     assert rollback_hosts(session, 2) == 0
     assert site.current == "2"
-    python = site.sh("readlink -f /opt/runbooks/current/launch.py; systemctl show -p Environment --value sglang")
-    assert "releases/2/launch.py" in python
-    assert "RUNBOOKS_RELEASE=2:" in python
+    words = site.sh("tr '\\0' ' ' </proc/$(systemctl show -p MainPID --value sglang)/cmdline")
+    record = json.loads(site.sh("cat /opt/runbooks/releases/2/software.json"))
+    assert words.split()[:2] == [record["interpreter"], "/opt/runbooks/releases/2/launch.py"]
+    assert "RUNBOOKS_RELEASE=2:" in site.sh("systemctl show -p Environment --value sglang")
+    freeze = site.sh(f"{record['interpreter']} -m pip list --format=json 2>/dev/null")
+    assert {one["name"]: one["version"] for one in json.loads(freeze)} == record["packages"]
     with pytest.raises(UsageError, match="there is no release 99"):
         rollback_hosts(session, 99)
+
+
+def test_a_rollback_to_other_software_is_refused(site: Site) -> None:
+    site.deploy("other")
+    number, runtime = site.current, site.sh("grep -o '/opt/runbooks/runtimes/[0-9a-f]*' /opt/runbooks/current/env")
+    folder = f"{runtime.split()[0]}/venv/lib/python3.11/site-packages/torch-9.dist-info"
+    site.sh(f"mkdir {folder}; printf 'Metadata-Version: 2.1\\nName: intruder\\nVersion: 9\\n' >{folder}/METADATA")
+    try:
+        with pytest.raises(CheckFailed, match="release 2 is not what it was: 1 differences"):
+            rollback_hosts(site.session()[0], 2)
+        assert (site.current, site.completion()) == (number, "200")
+    finally:
+        site.sh(f"rm -r {folder}")
+
+
+def test_releases_are_shown_in_full_and_those_that_nothing_needs_are_removed(site: Site) -> None:
+    session, events = site.session()
+    assert list_releases(session, show=2) == 0
+    shown = {event.text: event.data["rows"] for event in events if event.kind == "table"}
+    assert ["--dsa-decode-backend flashinfer_sparse_mla"] in shown["command line"]
+    assert any(row[0] == "sglang" and row[1] == "0.5.23" for row in shown["software"])
+    spare = "/opt/runbooks/runtimes/0123456789ab"
+    site.sh(f"mkdir -p {spare}; touch {spare}/built; cp -r /opt/runbooks/releases/1 /opt/runbooks/releases/50")
+    site.sh(
+        "cd /opt/runbooks/releases; for n in $(seq 51 60); do cp -r 50 $n; done; "
+        'for n in $(seq 50 60); do sed -i "s/\\"number\\": 1,/\\"number\\": $n,/" $n/release.json; done'
+    )
+    kept = site.sh("ls /opt/runbooks/releases; readlink /opt/runbooks/current")
+    assert list_releases(site.session()[0], remove=True) == 0
+    left = site.sh("ls /opt/runbooks/releases").split()
+    assert {"2", site.current, "60", "51"} <= set(left), kept
+    assert not {"1", "50"} & set(left)
+    assert site.sh(f"ls -d {spare}") == ""
+    assert site.completion() == "200"
+    site.sh("cd /opt/runbooks/releases && rm -rf 5? 60")
 
 
 def test_a_controller_killed_in_the_middle_leaves_something_that_a_rerun_mends(site: Site) -> None:
