@@ -8,6 +8,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
+from runbooks import vm_tasks
 from runbooks.surface import accept_words, command
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _session(**options: Any) -> Session:
         **WHERE,
         **YES,
         **CHECK,
-        "tags": "only stages with this tag: base, driver, cuda, flash-attn, runtime, model; repeat it for more",
+        "tags": "only stages with this tag: node, vm, base, driver, cuda, flash-attn, runtime, model; repeatable",
         "skip_tags": "not the stages with this tag",
         "diff": "show the text that changes",
         "serial": "hosts in a batch, or a share such as 25%; a batch begins when the one before has ended",
@@ -327,8 +328,13 @@ def cancel_job(
         return run(session, job)
 
 
-namespace = Collection(provision, deploy, releases, rollback, gateway, health, canary, runbook, unlock, audit)
+namespace = Collection(
+    provision, deploy, releases, rollback, gateway, health, canary, runbook, unlock, audit, vm_tasks.doctor
+)
 namespace.add_collection(Collection("bench", sweep, report, recompute))
 namespace.add_collection(Collection("jobs", list_jobs, follow_job, job_result, cancel_job))
+namespace.add_collection(
+    Collection("vm", vm_tasks.status, vm_tasks.start, vm_tasks.shutdown, vm_tasks.console, vm_tasks.destroy)
+)
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
 accept_words(namespace)

@@ -13,6 +13,7 @@ from pathlib import Path
 from lab.guest import Bind
 from lab.lab import Lab
 from lab.machine import why_no_guests
+from lab.proxmox.inventory import write_inventory
 from lab.show import Progress, table
 from runbooks.engine.errors import RunbookError
 
@@ -53,8 +54,11 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
             binds = engine.prepare(progress).binds
             path = lab.folder / engine.INVENTORY.name
         lab.down()  # a fresh host each time
-        lab.up(1, binds=binds, progress=progress)
+        lab.up(0, progress=progress)
+        lab.start_proxmox(binds=binds)
+        path = write_inventory(lab, path)
     table(lab)
+    print("the host is not there yet: `invoke provision` makes it, a VM with eight cards, through the API of that node")
     inventory = ["--inventory", str(path)]
     for command in (
         ["provision", *inventory, "--yes"],
@@ -93,6 +97,7 @@ def _say_what_next(lab: Lab, inventory: Path, kept: bool, seconds: float) -> Non
         (f"invoke provision --check --diff {again}", "nothing is left to change"),
         (f"invoke deploy --profile baseline {again} --yes", "another set of flags, gated and recorded"),
         (f"invoke rollback {again} --yes", "and back"),
+        (f"invoke vm.status {again}", "the virtual machine, as Proxmox sees it"),
         (f"invoke lab.shell{lab.option}", "look around on the host"),
         (f"invoke lab.down{lab.option}", "when you are done"),
     ]

@@ -98,6 +98,10 @@ class Lab:
         return depot is not None and depot.alive()
 
     @property
+    def proxmox_alive(self) -> bool:
+        return _lives(self._state.proxmox)
+
+    @property
     def lost(self) -> bool:
         """The folder is there and the lab is not: this machine restarted."""
         return self.network.owner != self._owner

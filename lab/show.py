@@ -7,7 +7,7 @@ import sys
 import time
 from types import TracebackType
 
-from lab.lab import Lab
+from lab.lab import PROXMOX_PORT, Lab
 
 
 class Progress:
@@ -51,6 +51,8 @@ def table(lab: Lab) -> None:
     for guest in lab.guests:
         state = _state(lab.alive(guest))
         print(f"  {guest.name:10}  {guest.address:14}  {state:5}  invoke lab.shell {guest.name}{lab.option}")
+    if lab.proxmox_alive:
+        print(f"  Proxmox API https://{lab.network.gateway}:{PROXMOX_PORT} (stand-in)")
     print(f"  inventory   {lab.inventory}")
 
 

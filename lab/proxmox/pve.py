@@ -173,14 +173,14 @@ class Pve:
         """What becomes of a disk or NIC once PVE has made it."""
         words = value.split(",")
         storage = words[0].partition(":")[0]
-        if key.startswith("net"):
+        if key.startswith("net") and key[3:].isdigit():
             mac = hashlib.sha1(f"{vmid}{key}".encode()).hexdigest()[:6].upper()
             words[0] = f"{words[0]}=BC:24:11:{mac[:2]}:{mac[2:4]}:{mac[4:]}" if "=" not in words[0] else words[0]
         elif key.startswith("efidisk"):
             words = [f"{storage}:vm-{vmid}-disk-0", *words[1:], "size=4M"]
         elif key.startswith("ide") and words[0].endswith(":cloudinit"):
             words = [f"{storage}:vm-{vmid}-cloudinit", "media=cdrom", "size=4M"]
-        elif key.startswith("scsi"):
+        elif key.startswith("scsi") and key[4:].isdigit():
             source = next((word.partition("=")[2] for word in words if word.startswith("import-from=")), None)
             if source is not None:
                 if source not in self.images:

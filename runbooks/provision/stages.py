@@ -10,9 +10,9 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
 from runbooks.inventory import Loaded
 from runbooks.inventory.shape import SecretRef
-from runbooks.provision import base, driver, flash_attn, model, runtime
+from runbooks.provision import base, below, driver, flash_attn, model, runtime
 
-TAGS = ("base", "driver", "cuda", "flash-attn", "runtime", "model")
+TAGS = (*below.TAGS, "base", "driver", "cuda", "flash-attn", "runtime", "model")
 
 
 def stages(

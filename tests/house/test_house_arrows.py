@@ -31,6 +31,7 @@ LEVELS = {
     "deploy": 7,
     "bench": 7,
     "provision": 7,
+    "vm_tasks": 8,
 }
 
 

@@ -57,7 +57,7 @@ def test_a_command_exists_with_these_arguments(where: str, command: str) -> None
     assert profile in (None, "baseline", "final")
 
 
-TAGS = {"base", "driver", "cuda", "flash-attn", "runtime", "model"}
+TAGS = {"node", "vm", "base", "driver", "cuda", "flash-attn", "runtime", "model"}
 _TYPED = re.compile(r"invoke [a-z][a-z.]*(?: --[a-z-]+(?:[ =][a-z0-9.-]+)?)*")
 
 

@@ -1,0 +1,110 @@
+"""The tasks about virtual machines and their nodes: what people type, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.context import Context
+
+from runbooks.surface import command
+
+if TYPE_CHECKING:
+    from runbooks.session import Session
+
+HELP = {
+    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
+    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
+    "json": "one JSON event a line",
+    "plain": "no live display, no colour",
+    "yes": "do not ask: consent to downtime",
+    "confirm": "the VM's name, typed once more, where there is nobody to ask",
+    "node": "the Proxmox nodes below these hosts: IOMMU, cards, memory, the API account's privileges",
+}
+
+
+def _session(**options: Any) -> Session:
+    from runbooks.session import Session
+
+    return Session.open(**options)
+
+
+@command(iterable=["hosts"], help=HELP)
+def status(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """Does the VM exist, and does it run."""
+    from runbooks.provision import power
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return power.status(session)
+
+
+@command(iterable=["hosts"], help=HELP)
+def start(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """Start the VM, once."""
+    from runbooks.provision import power
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return power.start(session)
+
+
+@command(iterable=["hosts"], help=HELP)
+def shutdown(
+    context: Context,
+    hosts: list[str],
+    inventory: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Let the guest shut down; never by force."""
+    from runbooks.provision import power
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        return power.shutdown(session)
+
+
+@command(iterable=["hosts"], help=HELP)
+def console(context: Context, hosts: list[str], inventory: str | None = None) -> int:
+    """The VM's serial console; Ctrl-O leaves it."""
+    from runbooks.provision import power
+
+    with _session(inventory=inventory, hosts=hosts) as session:
+        return power.console(session)
+
+
+@command(iterable=["hosts"], help=HELP)
+def destroy(
+    context: Context,
+    hosts: list[str],
+    confirm: str = "",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Remove a VM and its disks; its name must be typed."""
+    from runbooks.provision import power
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return power.destroy(session, confirm)
+
+
+@command(iterable=["hosts"], help=HELP)
+def doctor(
+    context: Context,
+    hosts: list[str],
+    node: bool = False,
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Read-only checks, each with its cure: the Proxmox node."""
+    from runbooks.engine.errors import UsageError
+    from runbooks.provision.doctor import doctor_nodes
+
+    if not node:
+        raise UsageError("say what to look at: --node", next="invoke doctor --node   (the host itself: invoke health)")
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return doctor_nodes(session)
