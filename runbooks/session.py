@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import select as system_select
 import sys
@@ -38,6 +39,8 @@ class Session:
     rollout: Rollout = field(default_factory=Rollout)
     interrupt: Interrupt = field(default_factory=Interrupt)
     _asking: threading.Lock = field(default_factory=threading.Lock)
+    _passwords: dict[str, Secret] = field(default_factory=dict)
+    _secrets: dict[object, Secret] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -66,9 +69,11 @@ class Session:
         """Resolve an optional reference, and have its value redacted from now on."""
         if ref is None:
             return None
-        secret = self.loaded.secret(ref)  # type: ignore[arg-type]
-        self.report.hide(secret)
-        return secret
+        with self._asking:  # once a run: a password manager may ask a person each time
+            if ref not in self._secrets:
+                self._secrets[ref] = self.loaded.secret(ref)  # type: ignore[arg-type]
+                self.report.hide(self._secrets[ref])
+            return self._secrets[ref]
 
     def connect(self, name: str) -> Connection:
         """A connection to a host of the inventory; it opens at the first question."""
@@ -97,9 +102,26 @@ class Session:
                 key=folder / Path(host.key).expanduser() if host.key else None,
                 known_hosts=folder / Path(self.loaded.inventory.known_hosts).expanduser(),
                 proxy_jump=host.proxy_jump,
-                sudo_password=self.secret(host.sudo_password) if host.sudo == "password" else None,
+                sudo_password=self._sudo_password(host) if host.sudo == "password" else None,
             )
         )
+
+    def _sudo_password(self, host: Login) -> Secret | None:
+        """From its source, or asked of a person: once a run for each login name."""
+        if host.sudo_password is not None:
+            return self.secret(host.sudo_password)
+        with self._asking:
+            if host.user not in self._passwords:
+                if not sys.stdin.isatty():
+                    raise UsageError(
+                        f"sudo wants the password of {host.user}, and there is nobody to ask here",
+                        next="give the host a `sudo_password` in the inventory: env, file or command",
+                    )
+                self.report.close()
+                secret = Secret(getpass.getpass(f"sudo password of {host.user}: "))
+                self.report.hide(secret)
+                self._passwords[host.user] = secret
+            return self._passwords[host.user]
 
     def each(
         self,

@@ -160,6 +160,7 @@ def audit_script(run: str, step: str, lines: tuple[str, ...]) -> str:
     entry = json.dumps({"run": run, "who": who(), "step": step, "changes": list(lines)})
     return (
         f'rb_audit=$(printf \'{{"time":"%s",%s\' "$(date -u +%FT%TZ)" {quote(entry[1:])})\n'
-        f"mkdir -p {os.path.dirname(paths.AUDIT)} && printf '%s\\n' \"$rb_audit\" >>{paths.AUDIT}\n"  # noqa: PTH120
+        f"{{ mkdir -p {os.path.dirname(paths.AUDIT)} && printf '%s\\n' \"$rb_audit\" >>{paths.AUDIT}; }} ||"  # noqa: PTH120
+        " echo 'the audit log cannot be written; the journal has it: journalctl -t runbooks'\n"
         'logger -t runbooks -- "$rb_audit" 2>/dev/null || :'
     )

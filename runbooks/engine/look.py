@@ -23,7 +23,7 @@ group() {
 """
 
 _EPILOGUE = """\
-( sleep {longest}; echo late >&3 ) 2>/dev/null & bell=$!
+( trap 'kill "$nap"' TERM; sleep {longest} & nap=$!; wait "$nap" && echo late >&3 ) >/dev/null 2>&1 & bell=$!
 left={count}
 while [ "$left" -gt 0 ]; do
   read -r who <&3

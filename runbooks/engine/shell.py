@@ -85,8 +85,13 @@ class Shell:
         else:
             how = f"-S -p {prompt}" if password else "-n"
             channel.exec_command(f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
-        shell._become_root(token, prompt, password)
-        channel.sendall(_READY.format(token=token).encode())
+        ready = _READY.format(token=token).encode()
+        if user == "root" or password is None:
+            channel.sendall(ready)  # no prompt can come that would read it
+            shell._become_root(token, prompt, None)
+        else:
+            shell._become_root(token, prompt, password)
+            channel.sendall(ready)
         shell._read_past(f"{token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
         return shell
 
@@ -94,8 +99,8 @@ class Shell:
         """Wait until the shell speaks. The password goes in only at sudo's own prompt, which carries our random text:
         with a cached ticket there is no prompt, and the shell would run the password as a command."""
         deadline = time.monotonic() + START_TIMEOUT
-        sent = False
-        while f"{token} begin\n".encode() not in self._buffer:
+        sent, mark = False, f"{token} begin\n".encode()
+        while mark not in self._buffer:
             if prompt.encode() in self._errors and password is not None:
                 if sent:
                     raise self._no_root("sudo did not take the password")
@@ -110,7 +115,7 @@ class Shell:
                 time.sleep(0.2)  # what it said on its way out may still be under way
                 self._receive_errors()
                 raise self._no_root("no root shell") from None
-        self._buffer.clear()
+        del self._buffer[: self._buffer.index(mark) + len(mark)]
 
     def _no_root(self, what: str) -> Unreachable:
         said = self._errors.decode("utf-8", "replace").splitlines()
@@ -121,6 +126,13 @@ class Shell:
                 host=self._host,
                 details=lines[-3:],
                 next="set `sudo: password` (and `sudo_password`) for this host in the inventory",
+            )
+        if any("must have a tty" in line for line in lines):
+            return Unreachable(
+                "sudo on this host works only on a terminal (requiretty)",
+                host=self._host,
+                details=lines[-3:],
+                next="visudo there: Defaults:THE_LOGIN_USER !requiretty",
             )
         return Unreachable(what, host=self._host, details=lines[-3:])
 

@@ -10,7 +10,9 @@ The only module that imports Fabric or Paramiko.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0  # seconds, for TCP; a banner and a login get the same each
 KEEPALIVE = 15  # seconds
+DROPPED_TRIES = 5  # connects, where an sshd drops one before it greets: too many logins at once (MaxStartups)
 INLINE_LIMIT = 256 * 1024  # bytes; larger files go by SFTP
 FETCH_BLOCK = 4 * 1024 * 1024  # bytes an exchange
+
+
+class Dropped(Unreachable):
+    """sshd was there, and closed the connection before it greeted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +140,11 @@ class Connection:
         self.close()
 
     def _upload(self, data: bytes) -> str:
-        """By SFTP, to a private temporary file of the login user. Returns its remote path."""
+        """To a private temporary file: by SFTP, or through the shell where sshd opens no second channel for it."""
         import io
         import secrets
+
+        import paramiko
 
         remote = f"/tmp/rb-upload-{secrets.token_hex(8)}"
         try:
@@ -143,7 +152,11 @@ class Connection:
                 sftp.open(remote, "w").close()
                 sftp.chmod(remote, 0o600)
                 sftp.putfo(io.BytesIO(data), remote)
-        except (OSError, EOFError) as error:
+        except (paramiko.SSHException, EOFError):
+            self.reconnect()
+            for at in range(0, len(data), INLINE_LIMIT):
+                self.ask(f"umask 077; cat >>{remote}", stdin=data[at : at + INLINE_LIMIT], deadline=60)
+        except OSError as error:
             self.close()
             raise self._unreachable(f"an upload was cut off ({error or type(error).__name__})") from None
         return remote
@@ -177,8 +190,17 @@ class Connection:
         if self._fabric is not None and not self._fabric.is_connected:
             self.close()  # the link died since the last question
         if self._fabric is None:
-            self._fabric = self._connect()
+            self._fabric = self._connect_again()
         return self._fabric
+
+    def _connect_again(self) -> Any:
+        """Connect, and a few times more where sshd drops the connection before it greets."""
+        for attempt in range(1, DROPPED_TRIES):
+            try:
+                return self._connect()
+            except Dropped:
+                time.sleep(attempt * random.uniform(0.3, 0.9))
+        return self._connect()
 
     def _connect(self) -> Any:
         import fabric
@@ -198,17 +220,20 @@ class Connection:
         )
         self._check_host_keys(connection.client)
         try:
+            if connection.gateway is None:
+                connection.connect_kwargs["sock"] = _open_socket(connection.host, connection.port)
             connection.open()
         except paramiko.BadHostKeyException as error:
             raise self._key_changed(error.key) from None
         except paramiko.AuthenticationException:
             raise self._refused() from None
-        except (OSError, EOFError, paramiko.SSHException) as error:
+        except (EOFError, ConnectionResetError) as error:
+            raise self._dropped(error) from None
+        except paramiko.SSHException as error:
+            raise (self._dropped(error) if "banner" in str(error) else self._no_connection(error)) from None
+        except OSError as error:
             raise self._no_connection(error) from None
         self.connects += 1
-        sock = connection.transport.sock
-        if isinstance(sock, socket.socket):  # through a jump host it is a channel
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.transport.set_keepalive(KEEPALIVE)
         return connection
 
@@ -239,6 +264,15 @@ class Connection:
             )
         return self._unreachable(f"{where}: {_reason(error)}")
 
+    def _dropped(self, error: Exception) -> Dropped:
+        return Dropped(
+            f"{self.target.address}: its sshd dropped the connection before it greeted ({_reason(error)})",
+            host=self.name,
+            details=["too many logins at once (MaxStartups), or an address that it blocks"],
+            next=self.target.ssh,
+            page="host-unreachable",
+        )
+
     def _refused(self) -> Unreachable:
         with_key = f" with the key {self.target.key}" if self.target.key else ""
         return self._unreachable(f"{self.target.address} refused the login of {self.target.user}{with_key}")
@@ -256,6 +290,13 @@ class Connection:
             next=f"ssh-keygen -f {self.target.known_hosts} -R '{name}'   (only if you know why it changed)",
             page="host-unreachable",
         )
+
+
+def _open_socket(host: str, port: int) -> socket.socket:
+    """Connected, and without Nagle's delays from the first packet of the key exchange on."""
+    sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _reason(error: Exception) -> str:

@@ -131,10 +131,6 @@ def _names(inventory: Inventory, document: Document) -> None:
         known(("hosts", name, "runtime"), host.runtime, "runtime", inventory.runtimes)
         known(("hosts", name, "model"), host.model, "model", inventory.models)
         _plain_name(("hosts", name), name, document)
-        if host.sudo == "password" and host.sudo_password is None:
-            document.problem(
-                ("hosts", name, "sudo"), "sudo: password needs sudo_password, which says where it is read from"
-            )
     for name, group in inventory.groups.items():
         _plain_name(("groups", name), name, document)
         if name in inventory.hosts:

@@ -96,7 +96,6 @@ def test_routed_expert_bytes_follow_from_the_shape() -> None:
         ),
         ("    extends: baseline", "    extends: dense", "goes in a circle: final -> dense -> final"),
         ("    # sudo: password", "    sudo: pasword", "hosts.glm5-a.sudo: should be auto or password, found 'pasword'"),
-        ("    # sudo: password", "    sudo: password", "needs sudo_password"),
         ("    # token: {env: HF_TOKEN}", "    token: {env: A, file: b}", "a secret has exactly one source"),
         ("    # token: {env: HF_TOKEN}", "    token: {}", "a secret has exactly one source"),
         ("    # token: {env: HF_TOKEN}", "    token: hf_abc", "models.glm-5-nvfp4.token: should be a mapping"),
