@@ -12,6 +12,7 @@ from runbooks import vm_tasks
 from runbooks.surface import accept_words, command
 
 if TYPE_CHECKING:
+    from runbooks.engine.report import Reporter
     from runbooks.session import Session
 
 WHERE = {
@@ -28,6 +29,14 @@ def _session(**options: Any) -> Session:
     from runbooks.session import Session
 
     return Session.open(**options)
+
+
+def _reporter(json: bool, plain: bool) -> Reporter:
+    """For commands that need no host."""
+    from runbooks.engine.printers import printer
+    from runbooks.engine.report import Reporter
+
+    return Reporter(printer(json_lines=json, plain=plain))
 
 
 @command(
@@ -229,6 +238,26 @@ def sweep(
         )
 
 
+@command(
+    iterable=["hosts"],
+    help={**WHERE, "out": "the folder for results", "force": "measure although a server holds the GPUs"},
+)
+def collectives(
+    context: Context,
+    hosts: list[str],
+    out: str = "results",
+    force: bool = False,
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Measure what moves between GPUs; prove peer-to-peer."""
+    from runbooks.bench import collectives_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return collectives_hosts(session, out=out, force=force)
+
+
 @command(word="run", help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
 def report(context: Context, run: str = "", out: str = "results/example") -> int:
     """Write a report again (default: the bundled example)."""
@@ -243,6 +272,33 @@ def recompute(context: Context, run: str) -> int:
     from runbooks.bench import recompute_run
 
     return recompute_run(run)
+
+
+@command(
+    word="file",
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        "file": "a log, a folder or tar archive of logs, or - for what is piped in: needs no host and no inventory",
+        "since": "how far back a host's logs are read: 30m, 1h, 2d",
+    },
+)
+def diagnose(
+    context: Context,
+    hosts: list[str],
+    file: str = "",
+    since: str = "1h",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """From a failure's lines to its first cause and page."""
+    from runbooks.diagnose.command import diagnose_file, diagnose_hosts
+
+    if file:
+        return diagnose_file(file, _reporter(json, plain))
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return diagnose_hosts(session, since)
 
 
 @command(word="page", help={"page": "the page to read (default: list them)"})
@@ -329,9 +385,9 @@ def cancel_job(
 
 
 namespace = Collection(
-    provision, deploy, releases, rollback, gateway, health, canary, runbook, unlock, audit, vm_tasks.doctor
+    provision, deploy, releases, rollback, gateway, health, canary, diagnose, runbook, unlock, audit, vm_tasks.doctor
 )
-namespace.add_collection(Collection("bench", sweep, report, recompute))
+namespace.add_collection(Collection("bench", sweep, collectives, report, recompute))
 namespace.add_collection(Collection("jobs", list_jobs, follow_job, job_result, cancel_job))
 namespace.add_collection(
     Collection("vm", vm_tasks.status, vm_tasks.start, vm_tasks.shutdown, vm_tasks.console, vm_tasks.destroy)

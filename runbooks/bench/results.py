@@ -4,6 +4,7 @@ run.json         what was run, where, against what; the load generator's own rec
 raw/*.bin        one log a point (loadgen/rawlog.py says how it is written)
 points.json      the numbers and the validity of each point
 provenance.json  the machine and the server, as they were
+collectives.json what `invoke bench.collectives` measured on that machine, where it did
 report.md, report.html
 """
 
@@ -18,9 +19,11 @@ from typing import Any
 
 import msgspec
 
+from runbooks.bench import measured
 from runbooks.bench.ceiling import Ceiling, gpu_named
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.metrics import point_of
+from runbooks.bench.measured import Collectives, Unusable
 from runbooks.bench.validity import Limits, faults
 from runbooks.bench.verdict import Verdict, judge
 from runbooks.engine.errors import UsageError
@@ -38,6 +41,7 @@ class BenchResult:
     points: tuple[Mapping[str, Any], ...]
     verdict: Verdict
     ceiling: Ceiling | None
+    collectives: Mapping[str, Any] | None = None  # as they were measured on the host
 
     @property
     def valid(self) -> bool:
@@ -72,14 +76,29 @@ def assess(folder: Path) -> BenchResult:
         point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
         point["log"] = log.name
         points.append(point)
+    told = measured.read(folder)
     verdict = judge(
         points,
         ceiling=ceiling,
         limits=limits,
         settings=run["loadgen"].get("server_info_before") or {},
         reference={int(b): rate for b, rate in run["reference"].items()},
+        collectives=_collectives(told, ceiling, limits) if told else None,
     )
-    return BenchResult(folder, run, tuple(points), verdict, ceiling)
+    return BenchResult(folder, run, tuple(points), verdict, ceiling, told)
+
+
+def _collectives(told: Mapping[str, Any], ceiling: Ceiling | None, limits: Limits) -> Collectives | Unusable | None:
+    if ceiling is None:
+        return None
+    return measured.collectives_of(
+        told,
+        ceiling.shape,
+        ranks=ceiling.ranks,
+        gpu=ceiling.gpu,
+        graph_max=limits.graph_max,
+        graphs_off=bool(limits.graphs_off),
+    )
 
 
 def ceiling_of(run: Mapping[str, Any]) -> Ceiling | None:

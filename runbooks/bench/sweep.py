@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runbooks import paths
-from runbooks.bench import provenance, report
+from runbooks.bench import between, measured, provenance, report
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
 from runbooks.canary import run_canary
 from runbooks.engine.artefact import push_zipapp
@@ -120,6 +120,9 @@ def run_bench(
         conn.ask(f"rm -rf -- {quote(remote)}")
     report.note("asking the host what it is", host=host)
     (folder / "provenance.json").write_text(as_json(provenance.gather(conn)))
+    told = between.latest(conn)
+    if told:
+        (folder / measured.FILE).write_text(as_json(told))
     canary = None
     if options.canary and not interrupted:
         canary = _canary(conn, loaded, host, report, key)

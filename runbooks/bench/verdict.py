@@ -7,27 +7,18 @@ without a measurement of it: a sweep alone cannot tell slow collectives from slo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from runbooks.bench.ceiling import Ceiling, coverage, message_bytes, reductions
+from runbooks.bench.ceiling import Ceiling, coverage, message_bytes
 from runbooks.bench.fit import Fit, decompose
+from runbooks.bench.gains import Gain, Step, communication_seconds, gains, what_is_left
+from runbooks.bench.measured import Collectives, Unusable, fitted_text
 from runbooks.bench.validity import Limits
 
 DOMINANT = 0.5  # a part that takes this share of the step bounds it
 UNEXPLAINED = 0.35  # a rest of this share may not be called anything else
 POOR_FIT = 0.05  # relative rms above which something changes within the sweep
-
-
-@dataclass(frozen=True)
-class Collectives:
-    """Measured on the serving GPUs: seconds of one all-reduce at the message size of b tokens.
-
-    `best_known`: the same on a healthy machine of this kind.
-    """
-
-    seconds: Mapping[int, float]
-    best_known: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,13 +45,16 @@ class Verdict:
     counterfactual: str = ""
     contradictions: tuple[str, ...] = ()
     against_reference: str = ""
+    gains: tuple[Gain, ...] = ()
+    advice: str = ""  # STOP TUNING, or what promises most
+    collectives: str = ""  # what was measured of them, or why it could not be used
 
 
 def shares_of(b: int, step_ms: float, ceiling: Ceiling, collectives: Collectives | None) -> Shares:
     step = step_ms / 1e3
-    communication = None
-    if collectives and b in collectives.seconds:
-        communication = reductions(ceiling.shape) * collectives.seconds[b] / step
+    communication = communication_seconds(ceiling.shape, collectives, b)
+    if communication is not None:
+        communication /= step
     memory, compute = ceiling.memory(b) / step, ceiling.compute(b) / step
     return Shares(b, step_ms, memory, compute, communication, 1.0 - memory - compute - (communication or 0.0))
 
@@ -72,10 +66,11 @@ def judge(
     limits: Limits,
     settings: Mapping[str, Any],
     reference: Mapping[int, float],
-    collectives: Collectives | None = None,
+    collectives: Collectives | Unusable | None = None,
 ) -> Verdict:
     """The verdict over the VALID points; its word is that of the highest concurrency."""
-    steps = {p["concurrency"]: p["step_ms"] for p in points if p["valid"] and p["step_ms"]}
+    well = {p["concurrency"]: p for p in points if p["valid"] and p["step_ms"]}
+    steps = {b: point["step_ms"] for b, point in well.items()}
     against = _against(points, reference)
     if not steps:
         return Verdict(
@@ -86,19 +81,33 @@ def judge(
     if ceiling is None:
         line = f"At {top}: {rate:.0f} tok/s. The GPU is not in the table of known cards: no floor to compare with."
         return Verdict("no verdict", line, against_reference=against)
-    shares = tuple(shares_of(b, steps[b], ceiling, collectives) for b in sorted(steps))
+    unusable = collectives.reason if isinstance(collectives, Unusable) else ""
+    used = collectives if isinstance(collectives, Collectives) else None
+    shares = tuple(shares_of(b, steps[b], ceiling, used) for b in sorted(steps))
     fit = decompose(steps, lambda b: coverage(ceiling.shape, b))
     word = _word(shares[-1])
+    step = Step(top, steps[top], well[top].get("step_ci"))
+    options = gains(step, ceiling, used, limits, settings)
     return Verdict(
         word,
         _line(word, shares[-1], rate),
         shares,
         fit,
         tuple(_suspects(top, shares[-1], limits, settings)) if word in ("unexplained", "mixed") else (),
-        _counterfactual(top, steps[top], ceiling, collectives),
-        tuple(_contradictions(shares, fit, ceiling)),
+        _counterfactual(step, ceiling, options),
+        tuple(_contradictions(shares, fit, ceiling, used)),
         against,
+        options,
+        what_is_left(step, ceiling, options, word),
+        unusable or _collectives_text(ceiling, used),
     )
+
+
+def _collectives_text(ceiling: Ceiling, used: Collectives | None) -> str:
+    if used is None or used.line is None:
+        return ""
+    how = "in CUDA graphs" if used.graphs else "without CUDA graphs"
+    return f"Measured {how}: {fitted_text([message_bytes(ceiling.shape, b) for b in used.all_reduce], used.line)}."
 
 
 def _word(top: Shares) -> str:
@@ -132,7 +141,7 @@ def _suspects(b: int, top: Shares, limits: Limits, settings: Mapping[str, Any]) 
     found: list[str] = []
     if top.communication is None:
         found.append(
-            "collectives: not measured, so neither blamed nor cleared; measure all-reduce at this model's sizes"
+            "collectives: not measured, so neither blamed nor cleared; `invoke bench.collectives` measures them"
         )
     if limits.graphs_off:
         found.append("CUDA graphs are off (disable_cuda_graph): every launch is paid each step")
@@ -157,25 +166,22 @@ def _suspects(b: int, top: Shares, limits: Limits, settings: Mapping[str, Any]) 
     return found
 
 
-def _counterfactual(b: int, step_ms: float, ceiling: Ceiling, collectives: Collectives | None) -> str:
-    limit = f"If all but the memory floor vanished: {ceiling.tok_s(b):.0f} tok/s at {b}; no setting can give more."
-    if not collectives or b not in collectives.seconds or b not in collectives.best_known:
-        return limit
-    measured, best = collectives.seconds[b], collectives.best_known[b]
-    better = b / (step_ms - reductions(ceiling.shape) * (measured - best) * 1e3) * 1e3
-    size = message_bytes(ceiling.shape, b) / 1024
-    return (
-        f"With an all-reduce of {best * 1e6:.0f} us instead of {measured * 1e6:.0f} us for {size:.0f} KiB: "
-        f"{better:.0f} tok/s at {b}. {limit}"
-    )
+def _counterfactual(step: Step, ceiling: Ceiling, options: Sequence[Gain]) -> str:
+    limit = f"If all but the memory floor vanished: {ceiling.tok_s(step.b):.0f} tok/s at {step.b}"
+    known = [one for one in options if one.measured and not one.bound and one.tok_s > step.tok_s]
+    return " ".join([*(one.sentence(step.b) for one in known[:1]), f"{limit}; no setting can give more."])
 
 
-def _contradictions(shares: Sequence[Shares], fit: Fit | None, ceiling: Ceiling) -> list[str]:
+def _contradictions(shares: Sequence[Shares], fit: Fit | None, ceiling: Ceiling, used: Collectives | None) -> list[str]:
     found = [
         f"at {s.b}: the known parts need {1 - s.rest:.0%} of the measured step; one figure is wrong"
         for s in shares
         if s.rest < -0.02
     ]
+    if used and used.word != "healthy":
+        found.append(
+            f"the collectives: {used.word} ({'; '.join(used.why[:2])}); their times prove nothing until mended"
+        )
     if fit is None:
         return found
     floor = ceiling.shape.routed_expert_bytes / ceiling.ranks / ceiling.gpu.bandwidth * 1e3

@@ -10,8 +10,10 @@ import pytest
 from runbooks.bench import ceiling as roof
 from runbooks.bench.ceiling import GPUS, Ceiling, coverage, expert_parallel_bytes, gpu_named, tensor_parallel_bytes
 from runbooks.bench.fit import decompose
+from runbooks.bench.measured import Collectives, Timing, Unusable
 from runbooks.bench.validity import Limits, faults
-from runbooks.bench.verdict import Collectives, Verdict, judge
+from runbooks.bench.verdict import Verdict, judge
+from runbooks.engine.report import Event
 from runbooks.inventory.shape import ModelShape
 
 GLM5 = ModelShape(
@@ -174,10 +176,34 @@ def test_limits_by_the_names_of_each_version() -> None:
 # -- verdict
 
 
+class Said:
+    """A printer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+def timings(seconds: dict[int, float], best: dict[int, float] | None = None) -> Collectives:
+    return Collectives({b: Timing(s, s, s) for b, s in seconds.items()}, {}, best or {})
+
+
 def verdict(
-    steps: dict[int, float], *, collectives: Collectives | None = None, limits: Limits | None = None, known: bool = True
+    steps: dict[int, float],
+    *,
+    collectives: Collectives | Unusable | None = None,
+    limits: Limits | None = None,
+    known: bool = True,
+    step_ci: float | None = None,
 ) -> Verdict:
-    points = [{"concurrency": b, "step_ms": ms, "decode_tok_s": b / ms * 1e3, "valid": True} for b, ms in steps.items()]
+    points = [
+        {"concurrency": b, "step_ms": ms, "step_ci": step_ci, "decode_tok_s": b / ms * 1e3, "valid": True}
+        for b, ms in steps.items()
+    ]
     return judge(
         points,
         ceiling=CEILING if known else None,
@@ -199,7 +225,7 @@ def test_without_measured_collectives_communication_is_never_claimed() -> None:
 
 
 def test_measured_collectives_can_explain_the_same_sweep() -> None:
-    told = verdict({1: 90.9, 64: 271.2}, collectives=Collectives({64: 1447e-6, 1: 519e-6}, {64: 142e-6, 1: 27e-6}))
+    told = verdict({1: 90.9, 64: 271.2}, collectives=timings({64: 1447e-6, 1: 519e-6}, {64: 142e-6, 1: 27e-6}))
     assert told.word == "communication"
     assert told.shares[-1].communication == pytest.approx(0.832, abs=0.001)
     assert "142 us instead of 1447 us for 768 KiB: 946 tok/s at 64" in told.counterfactual
@@ -207,7 +233,7 @@ def test_measured_collectives_can_explain_the_same_sweep() -> None:
 
 
 def test_measured_collectives_can_also_clear_themselves() -> None:
-    told = verdict({64: 271.2}, collectives=Collectives({64: 100e-6}))
+    told = verdict({64: 271.2}, collectives=timings({64: 100e-6}))
     assert told.word == "unexplained"
     assert told.shares[-1].communication == pytest.approx(0.0575, abs=0.001)
     assert not told.suspects[0].startswith("collectives")
@@ -215,7 +241,7 @@ def test_measured_collectives_can_also_clear_themselves() -> None:
 
 def test_memory_mixed_and_no_verdict() -> None:
     assert verdict({64: 40.0}).word == "memory"
-    assert verdict({64: 65.0}, collectives=Collectives({64: 142e-6})).word == "mixed"
+    assert verdict({64: 65.0}, collectives=timings({64: 142e-6})).word == "mixed"
     assert verdict({}).word == "no verdict"
     assert verdict({64: 65.0}, known=False).word == "no verdict"
 
@@ -231,7 +257,7 @@ def test_graphs_come_first_among_what_can_be_known() -> None:
 
 
 def test_contradictions_are_said() -> None:
-    impossible = verdict({64: 40.0}, collectives=Collectives({64: 142e-6}))
+    impossible = verdict({64: 40.0}, collectives=timings({64: 142e-6}))
     assert "one figure is wrong" in impossible.contradictions[0]
     assert "something changes between its points" in verdict(steps_of(FORK)).contradictions[0]
     flat = verdict({b: 100.0 + 0.01 * b for b in SWEEP})

@@ -113,6 +113,23 @@ def test_an_invalid_point_is_never_drawn_as_valid(tmp_path: Path) -> None:
     assert result.verdict.shares[-1].b == 2
 
 
+def test_collectives_beside_a_run_are_judged_and_shown(tmp_path: Path) -> None:
+    folder = spoilt(tmp_path)
+    told = json.loads((Path(__file__).parent / "data" / "collectives-two-h200.json").read_text())
+    (folder / "collectives.json").write_text(json.dumps(told | {"ranks": 8}))
+    result = assess(folder)
+    assert result.verdict.shares[-1].communication is not None
+    write(result, folder)
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    assert "Collectives, measured over 8 GPUs" in page
+    assert "all-reduce, measured" in page
+    assert page.count("<svg") == 6
+    assert "| all-reduce | 64 | 768 | 27.8 | 14.5 | 54.20 |" in text
+    assert "| expert parallelism |" in text
+    (folder / "collectives.json").write_text(json.dumps(told))
+    assert "over 2 GPUs, the server uses 8" in assess(folder).verdict.collectives
+
+
 def test_a_run_without_one_valid_point_still_has_a_report(tmp_path: Path) -> None:
     folder = spoilt(tmp_path)
     run = json.loads((folder / "run.json").read_text())
