@@ -8,7 +8,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import vm_tasks
+from runbooks import host_tasks, vm_tasks
 from runbooks.surface import accept_words, command
 
 if TYPE_CHECKING:
@@ -309,86 +309,25 @@ def runbook(context: Context, page: str = "") -> int:
     return show(page)
 
 
-@command(iterable=["hosts"], help={**WHERE, **YES})
-def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes: bool = False) -> int:
-    """Take a host's lock away from a run that is gone."""
-    from runbooks.audit import unlock_hosts
-
-    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
-        return unlock_hosts(session)
-
-
-@command(iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
-def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | None = None, json: bool = False) -> int:
-    """What was changed on a host, when, and by whom."""
-    from runbooks.audit import tell_changes
-
-    with _session(inventory=inventory, hosts=hosts, json=json) as session:
-        return tell_changes(session, lines)
-
-
-JOB = {**WHERE, "job": "its name, or the beginning of it (default: the only one at work)"}
-
-
-@command(name="list", default=True, iterable=["hosts"], help=WHERE)
-def list_jobs(
-    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
-) -> int:
-    """Long work on the hosts: at work and ended."""
-    from runbooks.jobs import list_jobs as run
-
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return run(session)
-
-
-@command(name="follow", word="job", iterable=["hosts"], help=JOB)
-def follow_job(
-    context: Context,
-    hosts: list[str],
-    job: str = "",
-    inventory: str | None = None,
-    json: bool = False,
-    plain: bool = False,
-) -> int:
-    """Watch a job's log to its end."""
-    from runbooks.jobs import follow_job as run
-
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return run(session, job)
-
-
-@command(name="result", word="job", iterable=["hosts"], help=JOB)
-def job_result(
-    context: Context,
-    hosts: list[str],
-    job: str = "",
-    inventory: str | None = None,
-    json: bool = False,
-    plain: bool = False,
-) -> int:
-    """How a job ended, and its last lines."""
-    from runbooks.jobs import tell_result as run
-
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return run(session, job)
-
-
-@command(name="cancel", word="job", iterable=["hosts"], help={**JOB, **YES})
-def cancel_job(
-    context: Context, hosts: list[str], job: str = "", inventory: str | None = None, yes: bool = False
-) -> int:
-    """End a job, with all that it started."""
-    from runbooks.jobs import cancel_job as run
-
-    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
-        return run(session, job)
-
-
 namespace = Collection(
-    provision, deploy, releases, rollback, gateway, health, canary, diagnose, runbook, unlock, audit, vm_tasks.doctor
+    provision,
+    deploy,
+    releases,
+    rollback,
+    gateway,
+    health,
+    canary,
+    diagnose,
+    runbook,
+    vm_tasks.doctor,
+    host_tasks.status,
+    host_tasks.unlock,
+    host_tasks.audit,
 )
 namespace.add_collection(Collection("bench", sweep, collectives, report, recompute))
-namespace.add_collection(Collection("jobs", list_jobs, follow_job, job_result, cancel_job))
+namespace.add_collection(
+    Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)
+)
 namespace.add_collection(
     Collection("vm", vm_tasks.status, vm_tasks.start, vm_tasks.shutdown, vm_tasks.console, vm_tasks.destroy)
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from runbooks.engine import follow
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.follow import Job
+from runbooks.engine.report import span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -112,15 +113,8 @@ def _row(job: Job) -> list[str]:
     return [
         job.label,
         _STATES.get(job.state, f"failed ({job.state})"),
-        _span(job.ended - job.since),
+        span(job.ended - job.since),
         began,
         job.who,
         last,
     ]
-
-
-def _span(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -99,3 +99,12 @@ class Reporter:
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, host: str | None = None
     ) -> None:
         self.emit("table", title, host=host, columns=list(columns), rows=[list(row) for row in rows])
+
+
+def span(seconds: float) -> str:
+    """A time in the unit that people would use."""
+    seconds = max(0.0, seconds)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -31,7 +31,9 @@ LEVELS = {
     "deploy": 7,
     "bench": 7,
     "provision": 7,
+    "status": 8,
     "vm_tasks": 8,
+    "host_tasks": 9,
 }
 
 

@@ -1,0 +1,112 @@
+"""The tasks that watch over hosts: status, jobs, lock, audit. `tasks.py` takes them in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.context import Context
+
+from runbooks.surface import command
+
+if TYPE_CHECKING:
+    from runbooks.session import Session
+
+WHERE = {
+    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
+    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
+    "json": "one JSON event a line",
+    "plain": "no live display, no colour",
+}
+YES = {"yes": "do not ask: consent to reboots and to downtime"}
+
+
+def _session(**options: Any) -> Session:
+    from runbooks.session import Session
+
+    return Session.open(**options)
+
+
+@command(iterable=["hosts"], help=WHERE)
+def status(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """One line a host: release, canary, jobs, lock, bench."""
+    from runbooks.status import tell_status
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return tell_status(session)
+
+
+@command(iterable=["hosts"], help={**WHERE, **YES})
+def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes: bool = False) -> int:
+    """Take a host's lock away from a run that is gone."""
+    from runbooks.audit import unlock_hosts
+
+    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+        return unlock_hosts(session)
+
+
+@command(iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
+def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | None = None, json: bool = False) -> int:
+    """What was changed on a host, when, and by whom."""
+    from runbooks.audit import tell_changes
+
+    with _session(inventory=inventory, hosts=hosts, json=json) as session:
+        return tell_changes(session, lines)
+
+
+JOB = {**WHERE, "job": "its name, or the beginning of it (default: the only one at work)"}
+
+
+@command(name="list", default=True, iterable=["hosts"], help=WHERE)
+def list_jobs(
+    context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
+) -> int:
+    """Long work on the hosts: at work and ended."""
+    from runbooks.jobs import list_jobs as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session)
+
+
+@command(name="follow", word="job", iterable=["hosts"], help=JOB)
+def follow_job(
+    context: Context,
+    hosts: list[str],
+    job: str = "",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """Watch a job's log to its end."""
+    from runbooks.jobs import follow_job as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session, job)
+
+
+@command(name="result", word="job", iterable=["hosts"], help=JOB)
+def job_result(
+    context: Context,
+    hosts: list[str],
+    job: str = "",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """How a job ended, and its last lines."""
+    from runbooks.jobs import tell_result as run
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return run(session, job)
+
+
+@command(name="cancel", word="job", iterable=["hosts"], help={**JOB, **YES})
+def cancel_job(
+    context: Context, hosts: list[str], job: str = "", inventory: str | None = None, yes: bool = False
+) -> int:
+    """End a job, with all that it started."""
+    from runbooks.jobs import cancel_job as run
+
+    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+        return run(session, job)
