@@ -9,6 +9,7 @@ from runbooks.bench import charts, measured
 from runbooks.bench.ceiling import message_bytes
 from runbooks.bench.charts import Band, Line, Plot
 from runbooks.bench.results import BenchResult
+from runbooks.bench.words import streams
 
 
 def of(result: BenchResult) -> dict[str, str]:
@@ -88,7 +89,7 @@ def _timeline(points: Sequence[Mapping[str, Any]]) -> str:
     y, y_ticks = charts.linear_axis(max(rate for _, rate in series))
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000) if length / s <= 10)
     x_ticks = [(float(t), str(t)) for t in range(0, int(length) + 1, step)]
-    plot = Plot(x, y, x_ticks, y_ticks, "seconds", "output tok/s", f"tok/s over time at {top['concurrency']} streams")
+    plot = Plot(x, y, x_ticks, y_ticks, "seconds", "output tok/s", f"tok/s over time at {streams(top['concurrency'])}")
     plot.shade(line["window"][0], line["window"][1], "window")
     plot.line(Line(series, "measured" if top["valid"] else "bad", marks=False))
     return plot.svg()

@@ -10,6 +10,7 @@ from typing import Any
 from runbooks.bench import figures, measured
 from runbooks.bench.charts import number
 from runbooks.bench.results import BenchResult
+from runbooks.bench.words import streams
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -75,7 +76,7 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     reporter.table(title, SCREEN, short_rows(result), host=host)
     for point in result.points:
         for fault in point["faults"]:
-            reporter.note(f"{point['concurrency']} streams INVALID: {fault}", host=host, level="warning")
+            reporter.note(f"{streams(point['concurrency'])} INVALID: {fault}", host=host, level="warning")
     said = (verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice)
     for text in (*said, *verdict.contradictions):
         if text:

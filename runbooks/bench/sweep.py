@@ -16,6 +16,7 @@ import msgspec
 from runbooks import paths
 from runbooks.bench import between, measured, provenance, report
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
+from runbooks.bench.words import streams
 from runbooks.canary import run_canary
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError
@@ -76,7 +77,7 @@ class _Follower:
                 self.done += 1
                 rate = f"{event['tok_s']:.1f} tok/s"
                 failed = event["requests"]["failed"]
-                text = f"{event['concurrency']} streams: {rate}" + (f", {failed} requests failed" if failed else "")
+                text = f"{streams(event['concurrency'])}: {rate}" + (f", {failed} requests failed" if failed else "")
                 self.report.note(text, host=self.host, level="warning" if failed else "info")
             case "error":
                 self.error = event
@@ -91,7 +92,7 @@ class _Follower:
         left = (time.monotonic() - self.began) / max(done, 0.2) * (len(self.sweep) - done)
         rate = f", about {event['rate']:.0f} tok/s" if event.get("rate") else ""
         failed = f", {event['failed']} failed" if event.get("failed") else ""
-        detail = f"{event['point']} streams, {event['phase']}{rate}{failed}, {_minutes(left)} left"
+        detail = f"{streams(event['point'])}, {event['phase']}{rate}{failed}, {_minutes(left)} left"
         self.report.progress(
             "bench", round(done, 1), float(len(self.sweep)), host=self.host, unit="points", detail=detail
         )

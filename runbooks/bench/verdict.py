@@ -15,6 +15,7 @@ from runbooks.bench.fit import Fit, decompose
 from runbooks.bench.gains import Gain, Step, communication_seconds, gains, what_is_left
 from runbooks.bench.measured import Collectives, Unusable, fitted_text
 from runbooks.bench.validity import Limits
+from runbooks.bench.words import streams
 
 DOMINANT = 0.5  # a part that takes this share of the step bounds it
 UNEXPLAINED = 0.35  # a rest of this share may not be called anything else
@@ -121,7 +122,7 @@ def _word(top: Shares) -> str:
 
 
 def _line(word: str, top: Shares, rate: float) -> str:
-    head = f"At {top.b} streams: {rate:.0f} tok/s, {top.step_ms:.1f} ms a step."
+    head = f"At {streams(top.b)}: {rate:.0f} tok/s, {top.step_ms:.1f} ms a step."
     known = f"Reading weights and KV needs at least {top.memory:.0%} of it, arithmetic {top.compute:.1%}"
     if top.communication is None:
         known += "; the collectives were not measured"

@@ -109,7 +109,7 @@ def _count(gpus: list[Gpu], wanted: Gpus) -> Entry:
     if names != [wanted.name]:
         return "gpus", "fail", f"{', '.join(names)} instead of {wanted.name}", "", "gpu-lost"
     used = [gpu.memory_used for gpu in gpus if gpu.memory_used is not None]
-    span = f", {min(used):.0f} to {max(used):.0f} MiB used" if used else ""
+    span = f", {_span(used)} MiB used" if used else ""
     return "gpus", "ok", f"{len(gpus)} x {wanted.name}{span}", "", ""
 
 
@@ -173,7 +173,7 @@ def _number(text: str) -> float | None:
 
 
 def _span(values: list[float]) -> str:
-    return f"{min(values):.0f} to {max(values):.0f}" if values else "?"
+    return " to ".join(dict.fromkeys(f"{end(values):.0f}" for end in (min, max))) if values else "?"
 
 
 def _shown(value: float | None) -> str:
