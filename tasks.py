@@ -321,6 +321,7 @@ namespace = Collection(
     runbook,
     vm_tasks.doctor,
     host_tasks.status,
+    host_tasks.adopt,
     host_tasks.unlock,
     host_tasks.audit,
 )

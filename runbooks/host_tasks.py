@@ -110,3 +110,15 @@ def cancel_job(
 
     with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
         return run(session, job)
+
+
+@command(
+    positional=["host"],
+    help={**WHERE, "host": "its name in the inventory", "out": "the inventory to write (default: adopted-HOST.yaml)"},
+)
+def adopt(context: Context, host: str, out: str = "", inventory: str | None = None, plain: bool = False) -> int:
+    """An inventory for a box built by hand, and how it differs."""
+    from runbooks.adopt import adopt_host
+
+    with _session(inventory=inventory, plain=plain) as session:
+        return adopt_host(session, host, out)

@@ -32,6 +32,7 @@ LEVELS = {
     "bench": 7,
     "provision": 7,
     "status": 8,
+    "adopt": 8,
     "vm_tasks": 8,
     "host_tasks": 9,
 }
