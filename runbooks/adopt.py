@@ -195,7 +195,8 @@ def differences(found: Found, inventory: Inventory) -> list[list[str]]:
     if REFERENCE in inventory.profiles:
         wanted = resolve(inventory.profiles, REFERENCE)
         here = {name: value for name, value in found.args.items() if name not in OWNED}
-        final: dict[str, Value] = {"tp_size": inventory.gpus.count, **wanted.args}  # one rank a GPU where it says nothing
+        # Where a profile says nothing of it, there is one rank a GPU.
+        final: dict[str, Value] = {"tp_size": inventory.gpus.count, **wanted.args}
         for mine, theirs, what in ((here, final, ""), (found.env, wanted.env, "env ")):
             for name in sorted({*mine, *theirs}):
                 rows.append([f"{what}{name}", str(mine.get(name, "-")), str(theirs.get(name, "-"))])

@@ -118,7 +118,7 @@ class Shell:
         del self._buffer[: self._buffer.index(mark) + len(mark)]
 
     def _no_root(self, what: str) -> Unreachable:
-        said = self._errors.decode("utf-8", "replace").splitlines()
+        said = (self._errors + self._buffer).decode("utf-8", "replace").splitlines()
         lines = [line for line in said if line.strip() and "rb-" not in line]
         if any("password is required" in line or "terminal is required" in line for line in lines):
             return Unreachable(

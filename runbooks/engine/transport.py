@@ -152,8 +152,8 @@ class Connection:
                 sftp.open(remote, "w").close()
                 sftp.chmod(remote, 0o600)
                 sftp.putfo(io.BytesIO(data), remote)
-        except (paramiko.SSHException, EOFError):
-            self.reconnect()
+        except (paramiko.SSHException, paramiko.SFTPError, EOFError):
+            self.reconnect()  # no SFTP here, or a startup file that talks into it
             for at in range(0, len(data), INLINE_LIMIT):
                 self.ask(f"umask 077; cat >>{remote}", stdin=data[at : at + INLINE_LIMIT], deadline=60)
         except OSError as error:

@@ -202,9 +202,11 @@ def state_disk_full(world: World) -> Ran:
 
 def run_full(world: World) -> Ran:
     """/run has no room: the shell's private folder goes elsewhere, and the lock cannot be written."""
-    world.sh("mount -t tmpfs -o size=4k full /run/lock && fallocate -l 1G /run/full 2>/dev/null ||"
-             " dd if=/dev/zero of=/run/full bs=64k 2>/dev/null; df /run")  # fmt: skip
-    world.undo("rm -f /run/full; umount /run/lock")
+    used = int(world.sh("df -k --output=used /run | tail -n 1"))
+    world.sh(
+        f"mount -o remount,size={used + 64}k /run; dd if=/dev/zero of=/run/full bs=4k 2>/dev/null; df /run | grep 100%"
+    )
+    world.undo("rm -f /run/full; mount -o remount,size=20% /run")
     return world.run()
 
 
@@ -278,11 +280,13 @@ def _in_the_job(world: World, script: str) -> Ran:
 
 def step_killed(world: World) -> Ran:
     """What the kernel does when memory runs out."""
-    return _in_the_job(world, "pkill -9 -f 'sh -e ./script'")
+    return _in_the_job(world, "pkill -9 -f '[s]h -e ./script'")
 
 
 def supervisor_killed(world: World) -> Ran:
-    return _in_the_job(world, "kill -9 $(cat /var/lib/runbooks/jobs/middle-*/pid); pkill -9 -f 'sh -e ./script'; true")
+    return _in_the_job(
+        world, "kill -9 $(cat /var/lib/runbooks/jobs/middle-*/pid); pkill -9 -f '[s]h -e ./script'; true"
+    )
 
 
 def job_cancelled(world: World) -> Ran:
@@ -294,7 +298,7 @@ def over_its_limit(world: World) -> Ran:
 
 
 def job_folder_removed(world: World) -> Ran:
-    return _in_the_job(world, "rm -rf /var/lib/runbooks/jobs/middle-*; pkill -f 'sh -e ./script'; true")
+    return _in_the_job(world, "rm -rf /var/lib/runbooks/jobs/middle-*; pkill -f '[s]h -e ./script'; true")
 
 
 def rebooted_in_a_job(world: World) -> Ran:
@@ -380,5 +384,7 @@ FAULTS = {
 }
 SLOW = {
     "loud-step", "rebooted-in-a-job", "power-lost-in-a-job", "answers-stop", "apt-locked", "dpkg-interrupted",
-    "package-unknown", "link-cut-in-a-job", "other-host-key", "link-down",
+    "package-unknown", "link-cut-in-a-job", "other-host-key", "link-down", "dead-mount", "sshd-stopped", "read-only",
+    "sudo-refused", "sudo-wants-a-password", "sudo-wrong-password", "wrong-key", "state-disk-full", "in-the-way",
+    "job-cancelled", "over-its-limit", "another-run", "too-many-logins",
 }  # fmt: skip
