@@ -62,7 +62,7 @@ def faults(parameters: Mapping[str, str], major: int) -> dict[str, str]:
         if name == "numa" and key == "numa":
             name = "numa_switch"
         if name in PARTS:
-            said = _parts(name, value, major)
+            said = _parts(key, name, value, major)
         elif name in PLAIN:
             fits = re.fullmatch(PLAIN[name], value)
             said = None if fits else "invalid urlencoded string" if name == "sshkeys" else "type check failed"
@@ -73,7 +73,7 @@ def faults(parameters: Mapping[str, str], major: int) -> dict[str, str]:
     return errors
 
 
-def _parts(name: str, value: str, major: int) -> str | None:
+def _parts(key: str, name: str, value: str, major: int) -> str | None:
     default, known = PARTS[name]
     allowed = {**known, **(ONLY_9.get(name, {}) if major >= 9 else {})}
     for word in value.split(","):
@@ -84,9 +84,9 @@ def _parts(name: str, value: str, major: int) -> str | None:
             part = "macaddr"
         if part not in allowed:
             return (
-                f"invalid format - format error\n{name}.{part}: property is not defined in schema and the schema "
+                f"invalid format - format error\n{key}.{part}: property is not defined in schema and the schema "
                 "does not allow additional properties\n"
             )
         if not re.fullmatch(allowed[part], text):
-            return f"invalid format - format error\n{name}.{part}: value does not match the regex pattern\n"
+            return f"invalid format - format error\n{key}.{part}: value does not match the regex pattern\n"
     return None

@@ -103,6 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "pve-api-daemon/3.0 (lab stand-in)"
     timeout = 60
+    wbufsize = 1 << 16  # head and body in one packet: two would wait for each other (Nagle and delayed ACK)
     server: Api
 
     def log_message(self, *_arguments: object) -> None:

@@ -38,7 +38,7 @@ class ApiError(RunbookError):
         from runbooks.proxmox.failures import explain
 
         said = [*_lines(reason), *(f"{name}: {line}" for name, text in errors.items() for line in _lines(text))]
-        cause = explain("\n".join(said))
+        cause = explain("\n".join([f"{status} {reason}", *said]))
         super().__init__(
             cause.what if cause else f"the API of Proxmox refused: {said[0] if said else f'HTTP {status}'}",
             details=[f"{call}: HTTP {status}", *said, *((f"cure: {cause.cure}",) if cause else ())],
