@@ -9,7 +9,7 @@ from invoke.context import Context
 
 from lab import tasks as lab_tasks
 from runbooks import host_tasks, vm_tasks
-from runbooks.surface import accept_words, command
+from runbooks.surface import accept_words, command, complete_values
 
 if TYPE_CHECKING:
     from runbooks.engine.report import Reporter
@@ -266,6 +266,37 @@ def report(context: Context, run: str = "", out: str = "results/example") -> int
     return report_only(run or None, out)
 
 
+@command(positional=["before", "now"], help={"before": "a results folder", "now": "another"})
+def compare(context: Context, before: str, now: str) -> int:
+    """Two runs, like with like: what changed, by how much."""
+    from runbooks.bench import compare_runs
+
+    return compare_runs(before, now)
+
+
+@command(help={"out": "the folder for results"})
+def results(context: Context, out: str = "results") -> int:
+    """The runs that were measured, newest first."""
+    from runbooks.bench import list_results
+
+    return list_results(out)
+
+
+@command(
+    help={
+        "inventory": WHERE["inventory"],
+        "run": "a folder with collectives.json: show what was measured beside what is published",
+        "json": "everything as one line of JSON",
+    }
+)
+def ceiling(context: Context, run: str = "", inventory: str | None = None, json: bool = False) -> int:
+    """What the cards allow, and what each option can change."""
+    from runbooks.bench import ceiling_task
+
+    with _session(inventory=inventory, hosts=[]) as session:
+        return ceiling_task(session, run=run, as_json=json)
+
+
 @command(positional=["run"], help={"run": "a results folder"})
 def recompute(context: Context, run: str) -> int:
     """Recompute a run from its raw log, and compare."""
@@ -318,6 +349,8 @@ namespace = Collection(
     health,
     canary,
     diagnose,
+    ceiling,
+    results,
     runbook,
     vm_tasks.doctor,
     host_tasks.status,
@@ -325,7 +358,7 @@ namespace = Collection(
     host_tasks.unlock,
     host_tasks.audit,
 )
-namespace.add_collection(Collection("bench", sweep, collectives, report, recompute))
+namespace.add_collection(Collection("bench", sweep, collectives, compare, report, recompute))
 namespace.add_collection(
     Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)
 )
@@ -334,3 +367,4 @@ namespace.add_collection(
 )
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
 accept_words(namespace)
+complete_values()

@@ -1,9 +1,11 @@
 """How fast it is, whether to believe the number, and what bounds it."""
 
 from runbooks.bench.between import collectives_hosts
+from runbooks.bench.compare import compare_runs, list_results
 from runbooks.bench.hosts import EXAMPLE, bench_hosts, recompute_run, report_only
 from runbooks.bench.results import BenchResult, Recomputed, assess, recompute
 from runbooks.bench.sweep import BenchOptions, run_bench
+from runbooks.bench.whatif import ceiling_task
 
 __all__ = [
     "EXAMPLE",
@@ -12,7 +14,10 @@ __all__ = [
     "Recomputed",
     "assess",
     "bench_hosts",
+    "ceiling_task",
     "collectives_hosts",
+    "compare_runs",
+    "list_results",
     "recompute",
     "recompute_run",
     "report_only",

@@ -1,0 +1,175 @@
+"""`invoke bench.compare A B` and `invoke results`: like with like, the noise beside each difference, what changed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runbooks.bench.charts import number
+from runbooks.bench.results import FORMAT, BenchResult, assess
+from runbooks.engine.errors import UsageError
+from runbooks.engine.printers import printer
+from runbooks.engine.report import Reporter
+
+COLUMNS = ("streams", "before", "now", "change", "noise", "")
+# Of /server_info: what a run is told apart by, and not what moves by itself.
+MOVING = ("internal_states", "pid", "uptime", "version_", "random_seed", "host", "port", "launch", "time", "nccl_port")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One concurrency of both runs. `change` is relative; `noise` is the half width of its 95 % interval, or None."""
+
+    streams: int
+    before: float
+    now: float
+    change: float
+    noise: float | None
+
+    @property
+    def word(self) -> str:
+        if self.noise is None:
+            return "noise not known"
+        if abs(self.change) <= self.noise:
+            return "no difference"
+        return "faster" if self.change > 0 else "slower"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    points: tuple[Point, ...]
+    left_out: tuple[str, ...]  # why a concurrency is not compared
+    settings: tuple[tuple[str, str, str], ...]
+
+
+def compare(before: BenchResult, now: BenchResult) -> Comparison:
+    """Raises UsageError for runs of which a difference would mean nothing."""
+    unlike = [f"{name}: {one} and {other}" for name, (one, other) in _likeness(before, now).items() if one != other]
+    if unlike:
+        raise UsageError("these runs cannot be compared: they measured different things", details=unlike)
+    points, left_out = [], []
+    by_streams = {point["concurrency"]: point for point in now.points}
+    for one in before.points:
+        b = one["concurrency"]
+        other = by_streams.pop(b, None)
+        if other is None:
+            left_out.append(f"{b} streams: only in the first run")
+        elif not (one["valid"] and other["valid"]):
+            which = " and ".join(n for n, p in (("the first", one), ("the second", other)) if not p["valid"])
+            left_out.append(f"{b} streams: INVALID in {which}")
+        else:
+            points.append(_point(b, one, other))
+    left_out += [f"{b} streams: only in the second run" for b in by_streams]
+    return Comparison(tuple(points), tuple(left_out), tuple(_settings(before, now)))
+
+
+def _point(b: int, one: Mapping[str, Any], other: Mapping[str, Any]) -> Point:
+    """Independent intervals of both rates make that of their ratio, as relative errors add in squares."""
+    before, now = one["tok_s"], other["tok_s"]
+    noise = None
+    if one["tok_s_ci"] is not None and other["tok_s_ci"] is not None:
+        noise = now / before * math.hypot(one["tok_s_ci"] / before, other["tok_s_ci"] / now)
+    return Point(b, before, now, now / before - 1.0, noise)
+
+
+def _likeness(before: BenchResult, now: BenchResult) -> dict[str, tuple[Any, Any]]:
+    def of(run: Mapping[str, Any]) -> dict[str, Any]:
+        loadgen = run["loadgen"]
+        shown = {"model": run["model"]["source"], "cards": f"{run['gpus']['count']} x {run['gpus']['name']}"}
+        shown |= {"tokens in": loadgen["input_len"], "tokens out": loadgen["output_len"], "API": loadgen["api"]}
+        return shown | {"workload": loadgen.get("workload", "unique"), "rate": loadgen.get("rate")}
+
+    first, second = of(before.run), of(now.run)
+    return {name: (first[name], second[name]) for name in first}
+
+
+def _settings(before: BenchResult, now: BenchResult) -> Iterator[tuple[str, str, str]]:
+    def of(result: BenchResult) -> dict[str, str]:
+        info = result.run["loadgen"].get("server_info_before") or {}
+        found = {k: json.dumps(v, sort_keys=True) for k, v in info.items() if not k.startswith(MOVING)}
+        found |= {
+            f"release {k}": str(v) for k, v in result.run["release"].items() if k in ("profile", "sglang", "runtime")
+        }
+        text = _provenance(result.folder).get("server", {}).get("environment", "")
+        found |= dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        return found | {"driver": _provenance(result.folder).get("system", {}).get("driver", "")[:80]}
+
+    first, second = of(before), of(now)
+    for name in sorted(set(first) | set(second)):
+        one, other = first.get(name, "not set"), second.get(name, "not set")
+        if one != other:
+            yield name, one[:60], other[:60]
+
+
+def _provenance(folder: Path) -> dict[str, dict[str, str]]:
+    try:
+        found: dict[str, dict[str, str]] = json.loads((folder / "provenance.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def rows(points: Sequence[Point]) -> list[list[str]]:
+    return [
+        [
+            str(point.streams),
+            number(point.before),
+            number(point.now),
+            f"{point.change:+.1%}",
+            "-" if point.noise is None else f"±{point.noise:.1%}",
+            point.word,
+        ]
+        for point in points
+    ]
+
+
+def compare_runs(before: str, now: str, reporter: Reporter | None = None) -> int:
+    """Say how two results folders differ. 1: something got slower."""
+    reporter = reporter or Reporter(printer(json_lines=False, plain=False))
+    try:
+        found = compare(assess(Path(before)), assess(Path(now)))
+        reporter.table("output tok/s, end to end", COLUMNS, rows(found.points))
+        for text in found.left_out:
+            reporter.note(f"not compared: {text}", level="warning")
+        if found.settings:
+            reporter.table("settings that differ", ("setting", "before", "now"), [list(one) for one in found.settings])
+        else:
+            reporter.note("the same settings in both")
+        if not found.points:
+            raise UsageError("no concurrency is VALID in both runs: there is nothing to compare")
+        return 1 if any(point.word == "slower" for point in found.points) else 0
+    finally:
+        reporter.close()
+
+
+def list_results(out: str, reporter: Reporter | None = None) -> int:
+    """The runs below a folder, newest first, from what they wrote down: nothing is computed again."""
+    reporter = reporter or Reporter(printer(json_lines=False, plain=False))
+    try:
+        found = sorted(_listed(Path(out)), reverse=True)
+        if found:
+            reporter.table(f"results in {out}", ("run", "verdict", "valid", "highest tok/s"), found)
+        else:
+            reporter.note(f"no results in {out} yet: invoke bench")
+    finally:
+        reporter.close()
+    return 0
+
+
+def _listed(out: Path) -> Iterator[list[str]]:
+    for path in out.glob("*/points.json"):
+        try:
+            told = json.loads(path.read_text())
+        except (OSError, ValueError):
+            yield [path.parent.name, "not readable", "-", "-"]
+            continue
+        if told.get("format") != FORMAT:
+            continue
+        points = told["points"]
+        valid = [point["tok_s"] for point in points if point["valid"]]
+        top = number(max(valid)) if valid else "-"
+        yield [path.parent.name, told["verdict"]["word"], f"{len(valid)} of {len(points)}", top]

@@ -1,0 +1,120 @@
+"""`invoke ceiling`, `invoke bench.compare`, `invoke results`: the published figures, and what may be compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbooks.bench import EXAMPLE, assess
+from runbooks.bench.compare import Point, compare, compare_runs, list_results
+from runbooks.bench.results import BenchResult
+from runbooks.bench.whatif import show, tables
+from runbooks.engine.errors import UsageError
+from runbooks.engine.report import Reporter
+from runbooks.inventory import load
+from tests.bench.test_bench_judge import Said
+
+FLOORS = [3.1, 4.0, 5.8, 9.0, 14.3, 22.0, 30.2]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    return tables(load(ROOT / "inventory.yaml"))
+
+
+def test_the_reference_sweep_is_predicted_with_one_constant(told: dict[str, Any]) -> None:
+    assert told["reference_error_pct"] <= 8.0
+    assert told["fit_rms_pct"] <= 1.5
+    assert [point["memory_ms"] for point in told["points"]] == pytest.approx(FLOORS, rel=0.05)
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_each_figure_of_the_story_is_computed_again(told: dict[str, Any]) -> None:
+    said = {claim["figure"]: (claim["holds"], claim["why"]) for claim in told["claims"]}
+    assert said["107 MB a step"] == ("yes", "TP8 at 32 streams: 107.35 MB sent by each GPU")
+    assert said["113 MB a step"][1].startswith("EP8, its own 1/8 counted: 112.66 MB; 105.28 MB without")
+    assert said["453 GB of experts"] == ("no", "5 bits a weight make 453.0 GB; FP4 with FP8 scales is 407.7 GB")
+    assert said["communication 4.8 x compute"][1].startswith("4.81 needs 16 GB/s")
+    assert said["+20 % with compute for nothing"][1].endswith("+20.8%")
+    assert said["+10 % with compute halved"][1].endswith("+9.4%")
+    assert said["bound by PCIe"][0] == "not proven"
+
+
+def test_every_option_of_the_story_has_a_prediction(told: dict[str, Any]) -> None:
+    options = {one["option"]: (round(one["at_1"], 2), round(one["at_64"], 2)) for one in told["options"]}
+    assert options["schedule policy"] == (1.0, 1.0)
+    assert options["torch compile"] == (1.4, 1.08)
+    assert options["MTP"] == (1.86, 1.41)
+    assert 0.9 < options["expert parallelism"][1] < 1.13
+    assert options["peer-to-peer off"][0] < 1
+    assert options["links of no cost"][1] < 1.5
+    said = Said()
+    show(told, Reporter(said))
+    assert [event.kind for event in said.events].count("table") == 4
+
+
+def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> BenchResult:
+    folder = tmp_path / name
+    shutil.copytree(EXAMPLE, folder)
+    for log in sorted((folder / "raw").glob("*.bin"))[2:]:
+        log.unlink()
+    run = json.loads((folder / "run.json").read_text())
+    change(run)
+    (folder / "run.json").write_text(json.dumps(run))
+    return assess(folder)
+
+
+def test_a_run_against_itself_is_no_difference(tmp_path: Path) -> None:
+    one = changed(tmp_path, "one", lambda run: None)
+    found = compare(one, one)
+    assert [(point.streams, point.change, point.word) for point in found.points] == [
+        (1, 0.0, "no difference"), (2, 0.0, "no difference"),
+    ]  # fmt: skip
+    assert found.settings == ()
+
+
+def test_only_like_with_like(tmp_path: Path) -> None:
+    one = changed(tmp_path, "one", lambda run: None)
+    for path, value, text in (("input_len", 77, "tokens in: 512 and 77"), ("api", "generate", "API")):
+        other = changed(tmp_path, path, lambda run, path=path, value=value: run["loadgen"].update({path: value}))  # type: ignore[misc]
+        with pytest.raises(UsageError) as error:
+            compare(one, other)
+        assert text in error.value.details[0]
+
+
+def test_settings_that_differ_and_points_that_cannot_be_compared(tmp_path: Path) -> None:
+    one = changed(tmp_path, "one", lambda run: None)
+    other = changed(
+        tmp_path, "other", lambda run: run["loadgen"]["server_info_before"].update(cuda_graph_max_bs_decode=1)
+    )
+    found = compare(one, other)
+    assert [point.streams for point in found.points] == [1]
+    assert found.left_out == ("2 streams: INVALID in the second",)
+    assert ("cuda_graph_max_bs_decode", "64", "1") in found.settings
+
+
+@pytest.mark.parametrize(
+    ("change", "noise", "word"),
+    [(0.05, 0.02, "faster"), (-0.05, 0.02, "slower"), (0.05, 0.06, "no difference"), (0.5, None, "noise not known")],
+)
+def test_no_word_inside_the_noise(change: float, noise: float | None, word: str) -> None:
+    assert Point(8, 100.0, 100.0 * (1 + change), change, noise).word == word
+
+
+def test_results_are_listed_and_compared_by_the_commands(tmp_path: Path) -> None:
+    changed(tmp_path, "one", lambda run: None)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "points.json").write_text("{")
+    said = Said()
+    assert list_results(str(tmp_path), Reporter(said)) == 0
+    rows = next(event for event in said.events if event.kind == "table").data["rows"]
+    assert [row[0] for row in rows] == ["one", "broken"]
+    assert rows[0][2] == "7 of 7"
+    assert compare_runs(str(tmp_path / "one"), str(tmp_path / "one"), Reporter(Said())) == 0
+    assert list_results(str(tmp_path / "nothing"), Reporter(Said())) == 0
