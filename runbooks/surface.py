@@ -92,8 +92,21 @@ def accept_words(namespace: Collection) -> None:
     }
     for at in range(len(tokens) - 1, 0, -1):
         option, value = words.get(tokens[at - 1]), tokens[at]
-        if option and value not in words and not value.startswith("-"):
+        if option and value not in words and (value == "-" or not value.startswith("-")):
             tokens.insert(at, f"--{option}")
+
+
+def complete_values() -> None:
+    """When a shell asks for completions (`invoke --complete`): answer for the values that Invoke cannot know."""
+    arguments = getattr(program, "args", {})
+    if "complete" not in arguments or not arguments["complete"].value:
+        return
+    from runbooks.completion import offer
+
+    offered = offer(program.core.remainder.split())
+    if offered is not None:
+        print("\n".join(offered))
+        raise Exit(code=0)
 
 
 def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -1,5 +1,5 @@
 """From the lines that a failure leaves behind to its cause and its page."""
 
-from runbooks.diagnose.classify import Cause, classify
+from runbooks.diagnose.classify import Cause, classify, rank
 
-__all__ = ["Cause", "classify"]
+__all__ = ["Cause", "classify", "rank"]

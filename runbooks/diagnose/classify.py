@@ -7,14 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from runbooks.diagnose.signature import Signature
+from runbooks.diagnose.signature import WARNING, Signature
 from runbooks.diagnose.signatures import HARMLESS, SIGNATURES
 
-_PREFIX = re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^:\[]+(?:\[\d+\])?: |^\[[\d\- :]+\] ")
-_ATTEMPT = re.compile(r"systemd\[\d+\]: Starting |: Starting sglang|^Starting sglang")
+_PREFIX = re.compile(
+    r"^\w{3} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^:\[]+(?:\[\d+\])?: "  # short
+    r"|^\d{4}-\d\d-\d\dT[\d:.+\-Z]+ \S+ [^:\[]+(?:\[\d+\])?: "  # short-iso
+    r"|^\[[\d\- :.]+(?: TP\d+)?\] "  # SGLang's own stamp, and dmesg's
+)
+_ATTEMPT = re.compile(r"systemd\[\d+\]: (?:Starting|Started) |: Starting sglang|^Starting sglang", re.MULTILINE)
 _HARMLESS = re.compile("|".join(HARMLESS))
 _TELLING = re.compile(r"error|exception|fail|killed|abort|fatal|cannot|denied|refused", re.IGNORECASE)
+_FAILURE = re.compile(
+    r"^\w*(?:Error|Exception)\b|\w(?:Error|Exception): |^Traceback|\b(?:fatal|panic|BUG:|aborted|abort trap)\b|^E: "
+    r"|Failed with result|Main process exited|exited with (?:code|status) [1-9]|\berror:|: ERROR\b",
+    re.IGNORECASE,
+)
 LONGEST = 240  # characters of a line that are looked at for display
+MOST = 5  # causes that are told
 
 
 @dataclass(frozen=True)
@@ -31,19 +41,31 @@ class Cause:
     certain: bool = True
 
 
+@dataclass(frozen=True)
+class _Hit:
+    signature: Signature
+    line: str
+    match: re.Match[str]
+
+
 def classify(journal: str, kernel: str = "", unit: Mapping[str, str] | None = None) -> Cause:
-    """The cause that stands nearest to the beginning of the crash chain. `unit` are fields of `systemctl show`.
+    """The cause that stands nearest to the beginning of the crash chain. `unit` are fields of `systemctl show`."""
+    return rank(journal, kernel, unit)[0]
+
+
+def rank(journal: str, kernel: str = "", unit: Mapping[str, str] | None = None) -> tuple[Cause, ...]:
+    """Every cause that was found, the first of the chain first; never empty, at most MOST.
 
     The last attempt to start is looked at first: an older failure that was mended must not be blamed.
     """
-    unit = unit or {}
     attempts = _attempts(journal)
     for text in (attempts[-1], journal) if len(attempts) > 1 else (journal,):
-        found = _best(text, kernel)
-        if found is not None:
-            signature, line, match = found
-            return _cause(signature, line, match, text)
-    return _unknown(journal, unit)
+        hits = _hits(text, kernel)
+        if hits:
+            # What a death leaves behind it (a killed process, a restart) explains nothing beside its reason.
+            grave = [hit for hit in hits if hit.signature.rank < WARNING] or hits
+            return tuple(_cause(hit, text) for hit in grave[:MOST])
+    return (_unknown(journal, kernel, unit or {}),)
 
 
 def _attempts(journal: str) -> list[str]:
@@ -54,19 +76,21 @@ def _attempts(journal: str) -> list[str]:
     return [journal[begin:end] for begin, end in pairwise(edges)]
 
 
-def _best(journal: str, kernel: str) -> tuple[Signature, str, re.Match[str]] | None:
-    best: tuple[Signature, str, re.Match[str]] | None = None
+def _hits(journal: str, kernel: str) -> list[_Hit]:
+    """The first line of each signature that is there, by rank, then by place. One line counts for its gravest only."""
+    able = [signature for signature in SIGNATURES if signature.fits(f"{kernel}\n{journal}")]
+    found: dict[str, _Hit] = {}
     for where, text in (("kernel", kernel), ("journal", journal)):
         for line in _lines(text):
-            for signature in SIGNATURES:
-                if best is not None and signature.rank >= best[0].rank:
-                    continue
-                if signature.where not in ("any", where):
-                    continue
-                match = signature.search(line)
-                if match:
-                    best = (signature, line, match)
-    return best
+            matches = [
+                (signature, match)
+                for signature in able
+                if signature.where in ("any", where) and (match := signature.search(line))
+            ]
+            if matches:
+                signature, match = min(matches, key=lambda entry: entry[0].rank)
+                found.setdefault(signature.name, _Hit(signature, line, match))
+    return sorted(found.values(), key=lambda hit: hit.signature.rank)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -75,26 +99,35 @@ def _lines(text: str) -> Iterator[str]:
             yield _PREFIX.sub("", _PREFIX.sub("", line)).strip()[:4000]
 
 
-def _cause(signature: Signature, line: str, match: re.Match[str], journal: str) -> Cause:
-    detail = next((group for group in match.groups() if group), match[0])
+def _cause(hit: _Hit, journal: str) -> Cause:
+    signature, line = hit.signature, hit.line
+    detail = next((group for group in hit.match.groups() if group), hit.match[0])
     evidence = [line[:LONGEST]]
-    if signature.rank >= 7:
+    if signature.rank >= WARNING:
         evidence += [other for other in telling(journal, 4) if other != line[:LONGEST]]
     text = signature.text.format(detail[:LONGEST])
-    return Cause(
-        signature.name, text, signature.fix, signature.page, signature.source, tuple(evidence), signature.rank < 7
-    )
+    certain = signature.rank < WARNING
+    return Cause(signature.name, text, signature.fix, signature.page, signature.source, tuple(evidence), certain)
 
 
-def _unknown(journal: str, unit: Mapping[str, str]) -> Cause:
+def _unknown(journal: str, kernel: str, unit: Mapping[str, str]) -> Cause:
     if unit.get("ActiveState") in ("active", "activating") and unit.get("Result", "success") == "success":
         lines = tuple(list(_lines(journal))[-3:])
         text = "it runs and has not said anything wrong yet: still starting, or slow"
         return Cause("starting", text, "invoke health", "start-slow", "", lines, certain=False)
+    if not unit and not failures(journal) and not failures(kernel):
+        text = "nothing in it speaks of a failure"
+        return Cause("nothing", text, "invoke health, then invoke canary", "", "", (), certain=False)
     how = " ".join(f"{field}={unit[field]}" for field in ("Result", "ExecMainCode", "ExecMainStatus") if field in unit)
     text = f"no known signature ({how or 'systemd says nothing'}); these lines tell most"
     fix = "journalctl -u sglang -e, and journalctl -k -e for the kernel's side"
-    return Cause("unknown", text, fix, "server-down", "", tuple(telling(journal, 6)), certain=False)
+    lines = tuple(failures(journal)[-6:] or telling(journal, 6) or failures(kernel)[-6:])
+    return Cause("unknown", text, fix, "server-down", "", lines, certain=False)
+
+
+def failures(text: str) -> list[str]:
+    """Lines that say that something failed, whatever it was."""
+    return [line[:LONGEST] for line in _lines(text) if _FAILURE.search(line)]
 
 
 def telling(journal: str, most: int) -> list[str]:

@@ -1,8 +1,11 @@
-"""Signatures of the machine: the kernel's own words, and the builds of drivers and packages."""
+"""Signatures of the machine: the kernel's own words, the driver, and the disks."""
 
 from __future__ import annotations
 
 from runbooks.diagnose.signature import Signature
+
+ONE_PROCESS = "13|31|43|45|63|92"
+"""Xids after which the card goes on: faults of one process, and memory that repaired itself."""
 
 
 def kernel() -> tuple[Signature, ...]:
@@ -11,7 +14,7 @@ def kernel() -> tuple[Signature, ...]:
             "oom-kill",
             (
                 r"out of memory: killed process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
-                r"reaped|with result 'oom-kill'"
+                r"reaped|with result 'oom-kill'|systemd-oomd.*killed|killed .*by the OOM killer"
             ),
             "the kernel's OOM killer ended it: the machine (or the unit) ran out of main memory",
             "give the VM more memory, or load with fewer threads; then deploy again",
@@ -23,30 +26,81 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "gpu-lost",
             (
-                r"Xid.*: (?:79|119|120|154|140|95|94|74|62|48)\b.*|fallen off the bus|GPU is lost|Unable to determine "
-                r"the device handle"
+                rf"Xid \([^)]*\): (?!(?:{ONE_PROCESS})\b)\d+.*|\bXid:? (?:46|48|62|74|79|95|119|120|140|154)\b.*"
+                r"|fallen off the bus|GPU is lost|Unable to determine the device handle"
+                r"|GPU requires reset|cudaErrorDevicesUnavailable|uncorrectable ECC error|NVML_ERROR_GPU_IS_LOST"
             ),
             "a GPU is lost or its firmware hangs ({0})",
             "invoke health shows which one; it needs the hypervisor's node, not a restart of the server",
             "gpu-lost",
-            "NVIDIA/open-gpu-kernel-modules #1111, #1151, #1353; NVIDIA forum 364958",
+            "NVIDIA/open-gpu-kernel-modules #1111, #1151, #1353; NVIDIA forum 364958, 371272",
             rank=0,
+            where="any",
+        ),
+        Signature(
+            "gpu-firmware",
+            r"WPR2 (?:already up|latched)|GSP.*(?:heartbeat|RPC response|timed? ?out|not responding)"
+            r"|GSP.*(?:boot|init\w*) failed|RPC response from GPU\d* GSP",
+            "a card's firmware (GSP) hangs; a warm reboot keeps it that way",
+            "power the node off and on; open kernel modules only",
+            "gpu-lost",
+            "NVIDIA/open-gpu-kernel-modules #1104, #1111, #1353",
+            rank=1,
+            where="any",
+        ),
+        Signature(
+            "pcie-link",
+            r"AER: .*(?:Uncorrect\w+|Fatal)|PCIe Bus Error: severity=Uncorrect|Surprise (?:Link )?Down|SDES\+"
+            r"|pciehp.*(?:Link Down|Card not present)|aer_uncor_status: (?!0x0{8})0x|device is disconnected"
+            r"|\(rev ff\)|link training failed",
+            "a card's PCIe link went down: power, cable, riser or earth",
+            "the node, not the server: power off and on, reseat; pcie_aspm=off pcie_port_pm=off on its command line",
+            "gpu-lost",
+            "sjug/rtx6kpro gpu-bus-drops; local-inference-lab/rtx6kpro common-issues.md",
+            rank=1,
             where="any",
         ),
         Signature(
             "pci-window",
-            r"PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @ 0x0",
+            r"PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @ 0x0"
+            r"|BAR \d+.*(?:can't assign; no space|failed to assign)",
             "the guest's PCI window is too small for the cards",
             "the firmware and CPU settings of the VM, on the hypervisor's node",
             "gpu-lost",
-            "forum.proxmox.com 179366",
+            "forum.proxmox.com 179366; kubevirt #11093; harvester #8972",
             rank=0,
             where="any",
         ),
         Signature(
+            "disk-broken",
+            r"(?:Buffer )?I/O error,? (?:on )?dev|blk_update_request: I/O|EXT4-fs error|XFS .*(?:corruption|shutdown)"
+            r"|Remounting filesystem read-only|Read-only file system|critical medium error|nvme.*controller is down",
+            "a disk fails: reads or writes end with an error",
+            "look at the disk on the node before anything is written again",
+            "disk-full",
+            "the kernel's block layer",
+            rank=1,
+            where="any",
+        ),
+        Signature(
+            "stuck-process",
+            r"blocked for more than \d+ seconds|soft lockup|hard LOCKUP|rcu.*self-detected stall",
+            "a process, or a core, has been stuck in the kernel for minutes: mostly a card that hangs, or a dead disk",
+            "invoke health shows which part does not answer; such a process cannot be killed",
+            "gpu-lost",
+            "vllm #25127; the kernel's hung task detector",
+            rank=3,
+            where="any",
+        ),
+    )
+
+
+def driver() -> tuple[Signature, ...]:
+    return (
+        Signature(
             "closed-modules",
-            r"requires use of the NVIDIA open kernel modules|RmInitAdapter failed|rm_init_adapter failed",
-            "the driver does not start the cards: Blackwell works with the open kernel modules only",
+            r"requires use of the NVIDIA open kernel modules",
+            "the closed kernel modules are installed: Blackwell works with the open ones only",
             "invoke provision --tags driver",
             "driver-mismatch",
             "NVIDIA/open-gpu-kernel-modules #862, #872",
@@ -54,8 +108,19 @@ def kernel() -> tuple[Signature, ...]:
             where="any",
         ),
         Signature(
+            "driver-does-not-start",
+            r"RmInitAdapter failed|rm_init_adapter failed",
+            "the driver does not start a card: the closed modules, a small PCI window, or a card that hangs",
+            "modinfo -F license nvidia (open: Dual MIT/GPL); then invoke health",
+            "driver-mismatch",
+            "NVIDIA/open-gpu-kernel-modules #862, #872",
+            rank=1,
+            where="any",
+        ),
+        Signature(
             "module-rejected",
-            r"Key was rejected by service|Required key not available|already bound to NovaCore",
+            r"Key was rejected by service|Required key not available|already bound to NovaCore"
+            r"|Lockdown:.*unsigned module",
             "the nvidia module may not be loaded: Secure Boot, or another driver holds the cards",
             "switch Secure Boot off in the VM, keep nouveau and nova off, reboot: invoke provision --tags driver",
             "driver-mismatch",
@@ -63,55 +128,59 @@ def kernel() -> tuple[Signature, ...]:
             rank=1,
             where="any",
         ),
-    )
-
-
-def build() -> tuple[Signature, ...]:
-    return (
         Signature(
-            "dkms-build",
-            r"Bad return status for module build|nvidia-dkms.*\(--configure\)|dkms.*returned error exit status 10"
-            r"|Consult /var/lib/dkms",
-            "the driver's module does not build for this kernel",
-            "the headers of the running kernel, or a newer driver: invoke provision --tags driver",
+            "nouveau",
+            r"nouveau.*(?:unknown chipset|failed|error|timeout)|NVIDIA probe routine was not called"
+            r"|conflicting driver.*nouveau|nouveau kernel driver is currently in use",
+            "nouveau has the cards, and the real driver cannot have them",
+            "nouveau off, initramfs anew, reboot: invoke provision --tags driver",
             "driver-mismatch",
-            "pop-os/pop #3811; linux-surface #1909",
+            "NVIDIA's README, chapter on nouveau",
             rank=1,
+            where="any",
         ),
         Signature(
-            "apt-held",
-            r"you have held broken packages|held packages were changed",
-            "packages of two repositories or branches exclude each other",
-            "invoke provision --tags driver --check --diff shows the pins",
+            "nvidia-smi-hangs",
+            r"nvidia-smi: no answer",
+            "nvidia-smi hangs: a card, or its firmware, does not answer",
+            "do not ask it again: each one hangs as well. It needs the hypervisor's node",
+            "gpu-lost",
+            "NVIDIA/open-gpu-kernel-modules #1111",
+            rank=1,
+            where="any",
+        ),
+        Signature(
             "driver-mismatch",
-            "NVIDIA/open-gpu-kernel-modules #537",
+            r"Driver/library version mismatch|CUDA driver version is insufficient|API mismatch: the client"
+            r"|forward compatibility was attempted|NVML library version: \d|kernel module .* version \d.*but this",
+            "the loaded kernel module and the driver's libraries have different versions",
+            "invoke provision --tags driver (reboots when it has to)",
+            "driver-mismatch",
+            "unattended upgrades; canonical PR 78, pando85/homelab PR 4110",
+            rank=1,
+            where="any",
+        ),
+        Signature(
+            "driver-not-loaded",
+            r"couldn't communicate with the NVIDIA driver|Module nvidia(?:_\w+)? not found|Failed to initialize NVML"
+            r"|nvidia.*disagrees about version of symbol|nvidia-smi: (?:command )?not found|libcuda\.so.*cannot open"
+            r"|CUDA driver initialization failed|nvidia.*version magic",
+            "the driver's module is not loaded, or not there for the kernel that runs",
+            "invoke provision --tags driver (reboots when it has to)",
+            "driver-mismatch",
+            "dkms: the new kernel came without the module; pop-os/pop #3811",
             rank=2,
+            where="any",
         ),
         Signature(
-            "apt-lock",
-            r"Could not get lock /var/lib/dpkg|Unable to acquire the dpkg frontend lock",
-            "another process installs packages",
-            "wait until it is done, then the same command again",
-            "deploy-failed",
-            "Azure/aks-engine PR 1538; xnvme #634",
-            rank=1,
-        ),
-        Signature(
-            "flash-attn-isolation",
-            r"No module named 'torch'.*|ninja: build stopped",
-            "flash-attn's build failed",
-            "the page has the usual reasons in order",
-            "flash-attn-build",
-            "flash-attention #246, #1421, #1920, #1683",
-            rank=3,
-        ),
-        Signature(
-            "nvcc-killed",
-            r"nvcc.*(?:Segmentation fault|Killed)|cicc.*(?:Killed|died)|fatal error: Killed signal",
-            "the CUDA compiler was killed, or crashed: too many jobs for the memory, or a CUDA version with a bug",
-            "flash_attn.max_jobs in the inventory",
-            "flash-attn-build",
-            "flash-attention #1683, #2361",
-            rank=1,
+            "no-gpus",
+            r"No devices were found|No CUDA GPUs are available|no CUDA-capable device|No NVIDIA devices probed"
+            r"|CUDA unknown error",
+            "the driver finds no GPU",
+            "invoke health, then invoke provision --tags driver",
+            "gpu-lost",
+            "NVIDIA/open-gpu-kernel-modules #862",
+            rank=2,
+            where="any",
         ),
     )

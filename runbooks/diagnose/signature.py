@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Where = Literal["journal", "kernel", "any"]
 
+WARNING = 6
+"""From this rank on a line is a warning, or an echo of a failure: it is blamed only where nothing better is found, and
+never said to be certain."""
+
 
 @dataclass(frozen=True)
 class Signature:
-    """`text` and `fix` are for the person on call; `{0}` in `text` is the pattern's first group."""
+    """`text` and `fix` are for the person on call; `{0}` in `text` is the pattern's first group that matched.
+
+    `needs`: something that must stand anywhere in the same text, where a line alone does not tell (a missing torch is
+    one thing in a build and another in a server).
+    """
 
     name: str
     pattern: str
@@ -21,6 +30,18 @@ class Signature:
     source: str
     rank: int = 3
     where: Where = "journal"
+    needs: str = ""
+
+    @cached_property
+    def _line(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.IGNORECASE)
+
+    @cached_property
+    def _needs(self) -> re.Pattern[str]:
+        return re.compile(self.needs, re.IGNORECASE)
 
     def search(self, line: str) -> re.Match[str] | None:
-        return re.search(self.pattern, line, re.IGNORECASE)
+        return self._line.search(line)
+
+    def fits(self, text: str) -> bool:
+        return not self.needs or bool(self._needs.search(text))

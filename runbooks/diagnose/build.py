@@ -1,0 +1,151 @@
+"""Signatures of installations and builds: apt, dpkg, dkms, pip, flash-attn, and the network that they need."""
+
+from __future__ import annotations
+
+from runbooks.diagnose.signature import Signature
+
+_PIP = r"pip|wheel|requirements|setup\.py"
+
+
+def apt() -> tuple[Signature, ...]:
+    return (
+        Signature(
+            "dkms-build",
+            r"Bad return status for module build|dkms.*\(--configure\)|dkms.*returned error exit status"
+            r"|Consult /var/lib/dkms|kernel headers for .* (?:cannot|could not) be found"
+            r"|dkms.*(?:build|autoinstall).*fail",
+            "the driver's module does not build for this kernel",
+            "the headers of the running kernel, or a newer driver: invoke provision --tags driver",
+            "driver-mismatch",
+            "pop-os/pop #3811; linux-surface #1909",
+            rank=1,
+            where="any",
+        ),
+        Signature(
+            "apt-held",
+            r"held broken packages|[Hh]eld packages were changed|have unmet dependencies"
+            r"|trying to overwrite .*which is also in package",
+            "packages of two repositories or branches exclude each other",
+            "invoke provision --tags driver --check --diff shows the pins",
+            "driver-mismatch",
+            "NVIDIA/open-gpu-kernel-modules #537; NVIDIA/ansible-role-nvidia-driver PR 28, 33",
+            rank=2,
+        ),
+        Signature(
+            "apt-lock",
+            r"Could not get lock /var/|Unable to (?:acquire the dpkg frontend )?lock|Waiting for cache lock",
+            "another process installs packages",
+            "wait until it is done, then the same command again",
+            "deploy-failed",
+            "Azure/aks-engine PR 1538; xnvme #634; FogROS2 #20",
+            rank=1,
+        ),
+        Signature(
+            "dpkg-interrupted",
+            r"dpkg was interrupted|dpkg --configure -a|package is in a very bad inconsistent state",
+            "an installation was cut off in the middle",
+            "dpkg --configure -a on the host, then the same command again",
+            "deploy-failed",
+            "dpkg(1)",
+            rank=1,
+        ),
+        Signature(
+            "apt-signature",
+            r"NO_PUBKEY|EXPKEYSIG|signatures (?:couldn't be verified|were invalid)|is not signed\b"
+            r"|repository .* no longer has a Release file|Hash Sum mismatch|File has unexpected size",
+            "apt does not trust what the repository sent, or the mirror is in the middle of an update",
+            "a mirror: again in some minutes; a key: invoke provision --tags driver writes it anew",
+            "deploy-failed",
+            "apt-secure(8)",
+            rank=2,
+        ),
+        Signature(
+            "apt-missing",
+            r"Unable to locate package|has no installation candidate|Version '.*' for '.*' was not found",
+            "a package, or the pinned version of it, is in no repository of this host",
+            "driver.version and driver.repository in the inventory",
+            "driver-mismatch",
+            "apt-get(8)",
+            rank=3,
+        ),
+    )
+
+
+def pip() -> tuple[Signature, ...]:
+    return (
+        Signature(
+            "flash-attn-isolation",
+            r"No module named '(?:torch|packaging|psutil|ninja|wheel|setuptools)'",
+            "a package was built in isolation, where torch is not installed",
+            "no build isolation, and torch first: invoke provision --tags flash-attn does both",
+            "flash-attn-build",
+            "flash-attention #246, #1421, #1920",
+            rank=1,
+            needs=r"build wheel|subprocess-exited-with-error|flash[-_ ]attn|get_requires_for_build|setup\.py",
+        ),
+        Signature(
+            "nvcc-killed",
+            r"nvcc.*(?:Segmentation fault|Killed)|(?:Segmentation fault|Killed).*\bnvcc|(?:cicc|ptxas).*(?:Killed|died)"
+            r"|fatal error: Killed signal"
+            r"|internal compiler error|died due to signal|nvcc error",
+            "the CUDA compiler was killed, or crashed: too many jobs for the memory, or a CUDA version with a bug",
+            "flash_attn.max_jobs in the inventory",
+            "flash-attn-build",
+            "flash-attention #1683, #2361, #1038",
+            rank=1,
+        ),
+        Signature(
+            "build-failed",
+            r"ninja: build stopped|Failed building wheel for|Could not build wheels for|FAILED: .*\.(?:o|so)\b"
+            r"|command '.*(?:ninja|gcc|nvcc|g\+\+)' failed",
+            "a build from source failed; the first error stands above this line",
+            "the page has the usual reasons in order",
+            "flash-attn-build",
+            "flash-attention #246, #1421, #1920, #1683",
+            rank=4,
+        ),
+        Signature(
+            "pip-missing",
+            r"No matching distribution found for (\S+)|Could not find a version that satisfies the requirement (\S+)"
+            r"|ResolutionImpossible|conflicting dependencies|DO NOT MATCH THE HASHES|externally-managed-environment",
+            "pip cannot have what the runtime pins ({0})",
+            "runtimes in the inventory: the pin, the index, and Python's version",
+            "deploy-failed",
+            "pip",
+            rank=2,
+        ),
+    )
+
+
+def network() -> tuple[Signature, ...]:
+    return (
+        Signature(
+            "ssh",
+            r"ssh: connect to host|Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
+            r"|kex_exchange_identification|Permission denied \(publickey",
+            "the host does not let us in, or is not the one that it was",
+            "the page tells which, before anything is overwritten",
+            "host-unreachable",
+            "ssh(1)",
+            rank=2,
+        ),
+        Signature(
+            "network",
+            r"Temporary failure (?:in name resolution|resolving)|Could not resolve host|Name or service not known"
+            r"|Network is unreachable|No route to host|NameResolutionError|Failed to fetch .*(?:timed out|Could not)",
+            "the host cannot reach what it downloads from",
+            "its name server and route, and `proxy` in the inventory",
+            "host-unreachable",
+            "resolver and routes",
+            rank=3,
+        ),
+        Signature(
+            "tls",
+            r"certificate verify failed|certificate (?:has expired|is not yet valid)|CERTIFICATE_VERIFY_FAILED",
+            "a certificate is not accepted: a proxy in between, or this host's clock is wrong",
+            "timedatectl; then the proxy's certificate authority",
+            "host-unreachable",
+            "openssl-verify(1)",
+            rank=3,
+        ),
+    )

@@ -1,0 +1,254 @@
+"""Signatures of a server that started: NaN, crashes, hangs, and the echoes that a death leaves."""
+
+from __future__ import annotations
+
+from runbooks.diagnose.signature import Signature
+
+
+def numbers() -> tuple[Signature, ...]:
+    return (
+        Signature(
+            "nan",
+            r"probability tensor contains either|NaN in the logits|NaN detected|nan or element < 0|NaN happened"
+            r"|TensorCompare\.cu|not JSON compliant|logits? (?:contains?|has|is|are) nan|nan values? (?:in|detected)",
+            "the model computes NaN: the sampler's assert takes the server down",
+            "invoke rollback, then the page",
+            "nan-output",
+            "sglang #35324, #8367, #5984, flashinfer #2708; seen on SGLang 0.5.9 and 0.5.23",
+            rank=1,
+        ),
+        Signature(
+            "token-zero",
+            r"([!+])\1{15,}|(?:\\u0021){8,}|(?:!\s?\.){6,}",
+            "an answer is one character for ever, which is token 0 or a kernel's garbage",
+            "invoke canary proves it and names the likely causes",
+            "nan-output",
+            "vllm #55766, #47367; sglang #24321",
+            rank=2,
+        ),
+        Signature(
+            "empty-answer",
+            r'"finish_reason": ?"stop".*"completion_tokens": ?[01]\b|"completion_tokens": ?[01]\b.*"finish_reason": ?'
+            r'"stop"|"completion_tokens": ?0\b',
+            "an answer ended at once: no token, or one",
+            "invoke canary: FP8 KV without scales, or the custom all-reduce, do this",
+            "canary-degraded",
+            "local-inference-lab/rtx6kpro models/glm5.md",
+            rank=4,
+        ),
+        Signature(
+            "launch-failure",
+            r"unspecified launch failure|illegal memory access|illegal instruction was encountered|misaligned address"
+            r"|CUDA_ERROR_(?:INVALID_VALUE|LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION)"
+            r"|cudaErrorIllegalAddress|cudaErrorLaunchFailure|Xid \([^)]*\): (?:13|31)\b",
+            "a GPU kernel crashed",
+            "invoke rollback; the lines before it name the kernel. With speculative decoding: fewer draft tokens",
+            "nan-output",
+            "sglang #29453; vllm #34948",
+            rank=2,
+            where="any",
+        ),
+        Signature(
+            "device-assert",
+            r"device-side assert triggered|cudaErrorAssert",
+            "an assert in a GPU kernel fired; with sampling this is nearly always NaN",
+            "invoke rollback, then the page",
+            "nan-output",
+            "sglang #35324",
+            rank=2,
+        ),
+        Signature(
+            "scale-format",
+            r"scale_fmt .{0,40}not ue8m0|UE8M0.*(?:accuracy|mismatch|assum)|KV cache scal\w+ factors? .{0,60}1\.0",
+            "scales of another format than the kernel takes for granted: wrong numbers are possible",
+            "SGLANG_ENABLE_JIT_DEEPGEMM=0 or a bf16 KV cache in the profile; then invoke canary --battery full",
+            "nan-output",
+            "sglang #19948; SGLang's GLM-5 cookbook",
+            rank=6,
+        ),
+        Signature(
+            "tool-call-text",
+            r'"content": ?"[^"]*<(?:tool_call|arg_key|arg_value)>',
+            "a tool call came as text: no parser, or speculative decoding with thinking on",
+            "tool_call_parser glm47 in the profile",
+            "canary-degraded",
+            "vllm #34449, PR #35936",
+            rank=4,
+        ),
+        Signature(
+            "too-long",
+            r"sequence length is longer than|(?:input|prompt|request).{0,40}(?:longer than|exceeds?).{0,60}"
+            r"(?:context|maximum|max_|limit)|maximum context length is",
+            "a request is longer than the model's context",
+            "the client must ask for less; the server is not at fault",
+            "canary-degraded",
+            "sglang #18980",
+            rank=6,
+        ),
+    )
+
+
+def together() -> tuple[Signature, ...]:
+    return (
+        Signature(
+            "nccl-shm",
+            r"Error while (?:creating|attaching to) shared memory segment|/dev/shm/nccl-\w+",
+            "NCCL finds no room in /dev/shm",
+            "df -h /dev/shm; what lies there after all servers ended may go",
+            "disk-full",
+            "nccl #290, #342, #525",
+            rank=1,
+        ),
+        Signature(
+            "nccl",
+            r"nccl(?:System|Internal|Unhandled|Remote|InvalidUsage)\w*|NCCL error|NCCL WARN"
+            r"|ProcessGroupNCCL.*(?:timeout|timed out)|Watchdog caught collective operation timeout"
+            r"|collective operation.*timed? ?out|DistBackendError",
+            "the GPUs cannot talk to each other",
+            "NCCL_DEBUG=INFO in the profile's environment shows where; peer-to-peer in a VM is the first suspect",
+            "server-down",
+            "nccl #1999, #2079, #2335; vllm #33041",
+            rank=3,
+        ),
+        Signature(
+            "peer-access",
+            r"mapping of buffer object failed|cudaErrorMapBufferObjectFailed|peer access is (?:not supported|already)"
+            r"|peer-to-peer access .*(?:failed|unsupported)|error 205\b",
+            "peer-to-peer between the cards is granted and does not work",
+            "NCCL_P2P_DISABLE=1 in the profile's environment, and p2p: off for the VM",
+            "server-down",
+            "tinygrad/open-gpu-kernel-modules #44; NVIDIA/nccl #2335",
+            rank=2,
+            where="any",
+        ),
+        Signature(
+            "watchdog",
+            r"(?:Scheduler|Detokenizer|TokenizerManager|Tokenizer)? ?watchdog timeout",
+            "the scheduler made no progress for the watchdog's time and was ended",
+            "GPUs at 100 % and about 140 W mean a hung collective: invoke health",
+            "server-down",
+            "scheduler.py; vllm #51921",
+            rank=4,
+        ),
+        Signature(
+            "health-check-failed",
+            r"Health check failed\. Server couldn't|couldn't get a response from (?:the )?detokenizer",
+            "no token came for 20 seconds: a long prefill, or a hang",
+            "invoke health tells busy from stuck",
+            "server-down",
+            "sglang #22511, #26482, #10856; zai-org/GLM-5 #52",
+            rank=5,
+        ),
+        Signature(
+            "kv-full",
+            r"KV cache pool is full|Retract requests|out of (?:KV|token) (?:cache|slots)|Decode out of memory",
+            "the KV cache is full: running requests are put back and computed again",
+            "fewer or shorter requests at once: max_running_requests in the profile, or a larger mem_fraction_static",
+            "slow-throughput",
+            "schedule_batch.py",
+            rank=6,
+        ),
+        Signature(
+            "slow-kernel",
+            r"fall(?:s|ing|en)? back to .{0,60}(?:slow|default tactic|dequant|marlin|unfused|eager)"
+            r"|no (?:suitable|valid|supported) (?:tile|tactic|kernel config)",
+            "a kernel made for these cards was not found, and a slower one runs",
+            "a runtime with a FlashInfer that has the SM120 tiles",
+            "slow-throughput",
+            "flashinfer #2577, PR #2725",
+            rank=6,
+        ),
+        Signature(
+            "client-breaks",
+            r"IndexError: list index out of range|KeyError: 'choices'|unsupported operand .*NoneType"
+            r"|ZeroDivisionError|statistics.*NoneType",
+            "the measuring client breaks on the last chunk, which has no choices; the server is well",
+            "invoke bench reads that chunk as what it is",
+            "slow-throughput",
+            "sglang #14826; vllm #5895, PR #54708",
+            rank=3,
+            needs=r"bench|benchmark|ttft",
+        ),
+        Signature(
+            "wrong-key",
+            r'"(?:message|detail|error)": ?"(?:Unauthorized|Invalid API key)|invalid_api_key|HTTP/\d\.\d 401',
+            "the server refuses the API key",
+            "server.api_key in the inventory must be the one that the release was deployed with",
+            "server-down",
+            "HTTP 401",
+            rank=5,
+        ),
+    )
+
+
+def echoes() -> tuple[Signature, ...]:
+    """What stands at the end of many chains. Blamed only where nothing better is found."""
+    return (
+        Signature(
+            "left-over-process",
+            r"Found left-over process \d+ \(([^)]*)\)|remains running after unit stopped|<defunct>"
+            r"|still around after (?:final )?SIGKILL|uvm_spin_loop",
+            "a process of an earlier server lives on: it keeps the port and the GPUs' memory",
+            "systemctl kill --signal=KILL sglang; one that does not go needs a reboot",
+            "server-down",
+            "sglang #22779, #18421, #3695; vllm #25127",
+            rank=4,
+            where="any",
+        ),
+        Signature(
+            "segfault",
+            r"segfault at [0-9a-f]+|Segmentation fault|Fatal Python error|code=dumped|SIGSEGV|SIGABRT|core dumped",
+            "a process crashed in native code",
+            "the lines before it name the library; then another backend, or invoke rollback",
+            "server-down",
+            "signal(7)",
+            rank=5,
+            where="any",
+        ),
+        Signature(
+            "scheduler-died",
+            r"Scheduler hit an exception|scheduler_?\d* .*(?:died|crashed)|scheduler died during initialization"
+            r"|Received sigquit from a child process|SIGQUIT received",
+            "SGLang's scheduler died; the exception stands above this line",
+            "journalctl -u sglang -e shows the exception",
+            "server-down",
+            "managers/scheduler.py",
+            rank=7,
+        ),
+        Signature(
+            "restart-limit",
+            r"Start request repeated too quickly|start-limit-hit",
+            "systemd gave up after several starts that failed",
+            "find the first failure above; then: systemctl reset-failed sglang",
+            "server-down",
+            "systemd.unit(5)",
+            rank=8,
+        ),
+        Signature(
+            "restart-loop",
+            r"restart counter is at (\d{2,}|[3-9])",
+            "systemd started it again ({0} times): each try costs minutes, and may leak memory",
+            "find the first failure; stop the loop with: systemctl stop sglang",
+            "server-down",
+            "eugr/spark-vllm-docker #257",
+            rank=8,
+        ),
+        Signature(
+            "died",
+            r"Main process exited, code=killed, status=9/KILL|Failed with result 'signal'",
+            "it was killed: a crash of its own (SGLang kills itself then), the OOM killer, or a person",
+            "the lines before it, and journalctl -k -e, tell which",
+            "server-down",
+            "seen on real SGLang 0.5.9 and 0.5.23: every death ends so",
+            rank=9,
+        ),
+        Signature(
+            "stopped",
+            r"SIGTERM received|Stopping sglang|Gracefully exiting",
+            "somebody stopped it (SGLang 0.5.10 then ends with status 9/KILL, which looks like a crash)",
+            "systemctl start sglang",
+            "server-down",
+            "seen on SGLang 0.5.10.post1 under systemd",
+            rank=8,
+        ),
+    )
