@@ -38,7 +38,14 @@ class Below:
         if self._wants(node.TAG):
             self._prepare(machine.node, result)
         if self._wants(vm.TAG):
-            outcome = vm.ensure(self._session, connection, machine, check=self._options.check, diff=self._options.diff)
+            outcome = vm.ensure(
+                self._session,
+                connection,
+                machine,
+                check=self._options.check,
+                diff=self._options.diff,
+                node_changes=self._node_changes(machine.node),
+            )
             result.changed += outcome.changed
             result.would_change += outcome.would_change
             if outcome.absent:
@@ -53,6 +60,9 @@ class Below:
     def _wants(self, tag: str) -> bool:
         tags = self._options.tags
         return tag not in self._options.skip_tags and (not tags or tag in tags)
+
+    def _node_changes(self, name: str) -> bool:
+        return name in self._prepared and bool(self._prepared[name].would_change)
 
     def _prepare(self, name: str, result: HostResult) -> None:
         """The first host of a node does it; the others wait for it, and fail as it failed."""

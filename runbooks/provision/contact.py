@@ -25,15 +25,15 @@ _NO_AGENT = ("guest agent is not running", "guest agent configured", "is not run
 
 _LISTEN = """\
 mkdir -p {folder} && umask 077 && cd {folder} || exit 1
-[ ! -e {id}.pid ] || kill "$(cat {id}.pid)" 2>/dev/null; rm -f {id}.log
+[ ! -e {id}.pid ] || kill -- "-$(cat {id}.pid)" 2>/dev/null; rm -f {id}.log
 setsid sh -c 'echo $$ >{id}.pid
   i=0; while [ ! -S {socket} ] && [ $i -lt 1800 ]; do sleep 0.5; i=$((i + 1)); done
-  timeout {limit} socat -u UNIX-CONNECT:{socket} - | head -c 8388608 >{id}.log
+  ulimit -f 16384; timeout --foreground {limit} socat -u UNIX-CONNECT:{socket} - >{id}.log
   rm -f {id}.pid' </dev/null >/dev/null 2>&1 &
 """
 _READ = "cat {folder}/{id}.log 2>/dev/null"
 _HANG_UP = """\
-cd {folder} 2>/dev/null && [ -e {id}.pid ] && pkill -g "$(cat {id}.pid)"; rm -f {folder}/{id}.pid
+cd {folder} 2>/dev/null && [ -e {id}.pid ] && kill -- "-$(cat {id}.pid)" 2>/dev/null; rm -f {folder}/{id}.pid
 """
 
 

@@ -40,9 +40,14 @@ class Outcome:
     absent: bool = False
 
 
-def ensure(session: Session, connection: Connection, vm: Vm, *, check: bool, diff: bool) -> Outcome:
-    """Make the VM as the inventory has it, started, and its host key pinned; in check mode only say what is not so."""
-    return _Machine(session, connection, vm).ensure(check=check, diff=diff)
+def ensure(
+    session: Session, connection: Connection, vm: Vm, *, check: bool, diff: bool, node_changes: bool = False
+) -> Outcome:
+    """Make the VM as the inventory has it, started, and its host key pinned; in check mode only say what is not so.
+
+    `node_changes`: check mode found something to do on the node, so what it is like then cannot be known now.
+    """
+    return _Machine(session, connection, vm).ensure(check=check, diff=diff, node_changes=node_changes)
 
 
 def login(session: Session, node: Node) -> Login:
@@ -96,7 +101,7 @@ class _Machine:
         self._report = session.report
         self._host = connection.name
 
-    def ensure(self, *, check: bool, diff: bool) -> Outcome:
+    def ensure(self, *, check: bool, diff: bool, node_changes: bool) -> Outcome:
         with ExitStack() as stack:
             api = stack.enter_context(client(self._session, self._host, self._node))
             able = hands(self._session, self._host, api)
@@ -107,7 +112,10 @@ class _Machine:
                 is_root=api.login.is_root,
                 has_shell=able.shell is not None,
             )
-            self._preflight(acts, seen)
+            if node_changes:
+                self._report.note("is the node fit for a start: decided once it is prepared", host=self._host)
+            else:
+                self._preflight(acts, seen)
             if check:
                 return self._preview(acts, seen, diff=diff)
             changed = sum(self._do(act, able, seen, diff=diff) for act in acts)

@@ -34,7 +34,7 @@ part iommu; ls /sys/class/iommu 2>/dev/null; cat /sys/class/iommu/dmar*/intel-io
 part versions
 dpkg-query -W -f '${{Package}} ${{Version}}\\n' {" ".join(PACKAGES)} 2>/dev/null
 part modules; cut -d ' ' -f 1 /proc/modules | grep -xE '{"|".join(MODULES)}'
-part listed; cat /etc/modules /etc/modules-load.d/*.conf 2>/dev/null | sed 's/#.*//' | grep -v '^ *$'
+part listed; cat /etc/modules /etc/modules-load.d/*.conf 2>/dev/null | sed 's/#.*//' | grep -v '^ *$' | sort -u
 part pci
 for d in {PCI}/*; do
   [ -e "$d/vendor" ] || continue

@@ -1,0 +1,212 @@
+"""From a node to a VM that answers: the whole of it, with a node's shell, through the commands that people type."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.guest import Guest
+from lab.lab import Lab
+from lab.proxmox.inventory import write_inventory
+
+pytestmark = pytest.mark.lab
+
+INVOKE = Path(sys.executable).with_name("invoke")
+NODE = Path(__file__).with_name("node")
+ROOT = Path(__file__).parents[2]
+
+
+class World:
+    """A lab with the API's stand-in, and a second guest as the node's shell."""
+
+    def __init__(self, lab: Lab, shell: Guest) -> None:
+        self.lab, self.shell = lab, shell
+        self.inventory = write_inventory(lab, lab.inventory)
+        text = self.inventory.read_text()
+        login = f"{{address: {shell.address}, user: root, key: {lab.folder}/id_ed25519}}"
+        text = text.replace("    user: root@pam!lab\n", f"    user: root@pam!lab\n    ssh: {login}\n")
+        text = text.replace("      cores: 128\n      memory_gib: 768", "      cores: 2\n      memory_gib: 2")
+        self.inventory.write_text(text.replace("numa_nodes: [0, 1]", "numa_nodes: [0]"))
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.inventory.read_text()
+        assert old in text
+        self.inventory.write_text(text.replace(old, new))
+
+    def invoke(self, *words: str, code: int | None = 0) -> str:
+        plain = [] if words[0] == "vm.console" else ["--plain"]
+        argv = [str(INVOKE), *words, "--inventory", str(self.inventory), *plain]
+        env = {**os.environ, "COLUMNS": "200"}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=env)
+        said = done.stdout + done.stderr
+        assert code is None or done.returncode == code, said
+        assert "Traceback" not in said
+        return said
+
+    def calls(self) -> list[tuple[str, str]]:
+        lines = (self.lab.folder / "pve-calls.jsonl").read_text().splitlines()
+        return [(method, path) for method, path, *_ in map(json.loads, lines)]
+
+    def since(self, count: int) -> tuple[int, int]:
+        """Reads and writes since so many calls."""
+        new = self.calls()[count:]
+        writes = sum(method != "GET" for method, _ in new)
+        return len(new) - writes, writes
+
+    @property
+    def vm(self) -> Guest:
+        return self.lab.guest_at(0)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    lab = Lab.open(f"vmtest-{os.getpid()}")
+    try:
+        lab.up(0)
+        lab.start_proxmox()
+        shell = lab.guest_at(7)  # out of the way of the VMs, which are the first ones
+        lab.boot(shell)
+        shell.run("sh -s grub", stdin=(NODE / "dress.sh").read_text())
+        shell.run("sh -s", stdin=(NODE / "machine.sh").read_text())
+        yield World(lab, shell)
+    finally:
+        lab.down()
+
+
+def test_the_preview_shows_the_whole_plan_and_touches_nothing(world: World) -> None:
+    said = world.invoke("provision", "--check", "--diff", code=3)
+    for words in (
+        "kernel command line",
+        "decided once it is prepared",
+        "PCI mapping rtxpro6000: new",
+        "image debian-12-lab.qcow2",
+        "VM 100 glm5-a: new",
+        "hostpci7: mapping=rtxpro6000,pcie=1",
+        "disk scsi0: 1000 GiB",
+    ):
+        assert words in said, said
+    assert not [call for call in world.calls() if call[0] != "GET"]
+    assert "iommu=pt" not in world.shell.run("cat /etc/default/grub").stdout
+
+
+def test_node_and_vm_are_made_and_met(world: World) -> None:
+    said = world.invoke("provision", "--tags", "node", "--tags", "vm", "--yes", code=None)
+    assert "host key pinned, as the hypervisor told it" in said, said
+    assert "iommu=pt" in world.shell.run("cat /proc/cmdline").stdout
+    pinned = (world.lab.folder / "known_hosts").read_text()
+    assert world.vm.address in pinned
+    assert world.vm.run("cat /proc/1/comm").stdout.strip() == "systemd"
+    assert world.vm.run("dpkg-query -W -f '${Status}' qemu-guest-agent").stdout == "install ok installed"
+
+
+def test_a_second_run_reads_six_times_and_writes_nothing(world: World) -> None:
+    before = len(world.calls())
+    said = world.invoke("provision", "--tags", "node", "--tags", "vm")
+    reads, writes = world.since(before)
+    assert (reads, writes) == (6, 0), said
+    assert "0 changed" in said
+
+
+def test_the_doctor_and_the_status(world: World) -> None:
+    said = world.invoke("doctor", "--node", code=None)
+    names = (
+        "API",
+        "privileges",
+        "PCI mapping rtxpro6000",
+        "IOMMU groups",
+        "cards alive",
+        "Resizable BAR",
+        "link width",
+    )
+    for name in names:
+        assert any(name in line and " ok " in line for line in said.splitlines()), (name, said)
+    assert "running" in world.invoke("vm.status")
+    assert "-t qm terminal 100" in world.invoke("vm.console")
+
+
+def test_roots_keys_go_over_ssh(world: World) -> None:
+    """p2p with a token: `qm set` on the node, and said in the plan; the power cycle is asked for."""
+    world.edit("      numa_nodes: [0]", "      numa_nodes: [0]\n      p2p: clique")
+    said = world.invoke("provision", "--tags", "vm", "--check", "--diff", code=3)
+    assert "by `qm set` over SSH (only root@pam may)" in said
+    assert "args absent -> -set device.hostpci0.x-nv-gpudirect-clique=0" in said
+    assert "power cycle" in said
+    world.invoke("provision", "--tags", "vm", code=None)
+    (line,) = [line for line in world.shell.run("cat /var/lib/dressed/calls").stdout.splitlines() if "qm set" in line]
+    assert line.startswith("qm set 100 --args -set device.hostpci0.x-nv-gpudirect-clique=0")
+    world.edit("\n      p2p: clique", "")
+
+
+def test_a_changed_size_waits_for_consent(world: World) -> None:
+    boot_id = world.vm.boot_id()
+    world.edit("memory_gib: 2", "memory_gib: 1")
+    said = world.invoke("provision", "--tags", "vm")
+    assert "waits for the next power cycle" in said
+    assert world.vm.boot_id() == boot_id
+    before = len(world.calls())
+    world.invoke("provision", "--tags", "vm")
+    assert world.since(before)[1] == 0, "what waits is not written again"
+    said = world.invoke("provision", "--tags", "vm", "--yes")
+    assert "power cycle" in said
+    assert world.vm.boot_id() != boot_id
+    assert not [call for call in world.calls() if call[1].endswith("/status/stop")]
+
+
+def test_destroy_is_refused_while_it_is_protected_or_runs(world: World) -> None:
+    assert "is protected" in world.invoke("vm.destroy", "--confirm", "glm5-a", code=1)
+    world.edit("      numa_nodes: [0]", "      numa_nodes: [0]\n      protection: false")
+    world.invoke("provision", "--tags", "vm")
+    assert "VM 100 runs" in world.invoke("vm.destroy", "--confirm", "glm5-a", code=1)
+    world.invoke("vm.shutdown", "--yes")
+    assert "not its name" in world.invoke("vm.destroy", "--confirm", "glm5-b", code=2)
+    world.invoke("vm.status", code=1)
+    world.invoke("vm.destroy", "--confirm", "glm5-a")
+    assert "not there" in world.invoke("vm.status", code=1)
+
+
+def test_a_rebuilt_vm_has_a_new_key_and_is_met_again(world: World) -> None:
+    old = (world.lab.folder / "known_hosts").read_text()
+    assert world.vm.address in old
+    said = world.invoke("provision", "--tags", "vm", "--yes")
+    assert "host key pinned" in said
+    new = (world.lab.folder / "known_hosts").read_text()
+    assert new != old
+    assert new.count(f"{world.vm.address} ") == 1
+    assert world.vm.run("hostname").stdout.strip() == "glm5-a"
+
+
+def test_the_console_is_listened_to_from_before_the_start(world: World) -> None:
+    """A VM without agent: cloud-init's keys on the serial line."""
+    from runbooks.inventory import load
+    from runbooks.provision.contact import Console, from_console
+    from runbooks.session import Session
+    from tests.provision.test_provision_contact import KEY, PRINTED
+
+    loaded = load(world.inventory)
+    vm = loaded.inventory.hosts["glm5-a"].vm
+    assert vm is not None
+    session = Session.open(inventory=str(world.inventory), plain=True)
+    with session, session.connect_node("pve") as connection:
+        console = Console(connection, vm)
+        console.listen()
+        speak = (
+            "import socket,time\ns=socket.socket(socket.AF_UNIX)\ns.bind('/run/qemu-server/100.serial0')\ns.listen()\n"
+            f"c,_=s.accept()\nc.sendall({PRINTED!r}.encode())\ntime.sleep(20)\n"
+        )
+        world.shell.run(
+            "mkdir -p /run/qemu-server; cat >/tmp/speak.py; (setsid python3 /tmp/speak.py >/dev/null 2>&1 &)",
+            stdin=speak,
+        )
+        deadline = time.monotonic() + 15
+        while from_console(console.said()) is None and time.monotonic() < deadline:
+            time.sleep(0.3)
+        assert from_console(console.said()) == KEY
+        console.hang_up()
+        assert world.shell.run("pgrep -f '[s]ocat -u' || true").stdout.strip() == ""
