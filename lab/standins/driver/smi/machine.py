@@ -61,7 +61,7 @@ class Machine:
                 argv = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:  # it ended while we looked
                 continue
-            if argv[0].startswith(b"sglang::") or b"sglang.launch_server" in argv:
+            if argv[0].startswith(b"sglang::scheduler") or b"sglang.launch_server" in argv:
                 name = argv[0] if argv[0].startswith(b"sglang") else b"sglang::scheduler"
                 found.append((int(folder.name), name.decode(errors="replace")))
         return sorted(found)
