@@ -133,6 +133,7 @@ class Connection:
         if self._fabric is not None:
             with contextlib.suppress(Exception):
                 self._fabric.close()
+                getattr(self._fabric.gateway, "close", bool)()
             self._fabric = None
 
     def reconnect(self) -> None:
@@ -207,24 +208,17 @@ class Connection:
         import paramiko
 
         target = self.target
-        login: dict[str, Any] = {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
-        if target.key is not None:
-            login |= {"key_filename": str(target.key), "look_for_keys": False}
         connection = fabric.Connection(
             target.address,
             user=target.user,
-            port=target.port,
+            port=target.port if target.port != 22 else None,  # so that ssh_config may name another
             gateway=fabric.Connection(target.proxy_jump) if target.proxy_jump else None,
-            connect_timeout=int(CONNECT_TIMEOUT),
-            connect_kwargs=login,
         )
-        self._check_host_keys(connection.client)
         try:
-            if connection.gateway is None:
-                connection.connect_kwargs["sock"] = _open_socket(connection.host, connection.port)
+            self._mend(connection)
             connection.open()
         except paramiko.BadHostKeyException as error:
-            raise self._key_changed(error.key) from None
+            raise self._key_changed(error.hostname, error.key) from None
         except paramiko.AuthenticationException:
             raise self._refused() from None
         except (EOFError, ConnectionResetError) as error:
@@ -236,6 +230,19 @@ class Connection:
         self.connects += 1
         connection.transport.set_keepalive(KEEPALIVE)
         return connection
+
+    def _mend(self, connection: Any) -> None:
+        """Host keys, time-outs, the key and TCP_NODELAY, for the host and each jump host before it."""
+        login: dict[str, Any] = {**connection.connect_kwargs}  # ssh_config may have named a key
+        login |= {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
+        if self.target.key is not None:
+            login |= {"key_filename": str(self.target.key), "look_for_keys": False}
+        if connection.gateway is None:
+            login["sock"] = _open_socket(connection.host, connection.port)
+        connection.connect_timeout, connection.connect_kwargs = int(CONNECT_TIMEOUT), login
+        self._check_host_keys(connection.client)
+        if hasattr(connection.gateway, "client"):  # else a ProxyCommand
+            self._mend(connection.gateway)
 
     def _check_host_keys(self, client: paramiko.SSHClient) -> None:
         import paramiko
@@ -277,10 +284,9 @@ class Connection:
         with_key = f" with the key {self.target.key}" if self.target.key else ""
         return self._unreachable(f"{self.target.address} refused the login of {self.target.user}{with_key}")
 
-    def _key_changed(self, shown: paramiko.PKey) -> HostKeyChanged:
-        name = self.target.address if self.target.port == 22 else f"[{self.target.address}]:{self.target.port}"
+    def _key_changed(self, name: str, shown: paramiko.PKey) -> HostKeyChanged:
         return HostKeyChanged(
-            f"{self.target.address} shows another host key than the one pinned for it",
+            f"{name} shows another host key than the one pinned for it",
             host=self.name,
             details=[
                 f"shown:  {shown.get_name()} {shown.fingerprint}",

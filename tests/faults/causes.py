@@ -61,7 +61,7 @@ def answers_stop(world: World) -> Ran:
     def stop() -> None:
         gateway = world.guest.network.gateway
         world.later(5, f"ip route del blackhole {gateway}/32")
-        world.later(0, f"sleep 0.2; ip route add blackhole {gateway}/32")
+        world.later(0.2, f"ip route add blackhole {gateway}/32")
 
     return world.run([slow(3)], when={"at work 2": stop})
 
@@ -78,15 +78,14 @@ def session_killed_in_a_job(world: World) -> Ran:
 
 
 def other_host_key(world: World) -> Ran:
-    world.sh("cd /etc/ssh && cp -a ssh_host_ed25519_key key.kept && cp -a ssh_host_ed25519_key.pub pub.kept &&"
-             "rm ssh_host_ed25519_key* && ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key")  # fmt: skip
-    back = "cd /etc/ssh && mv key.kept ssh_host_ed25519_key && mv pub.kept ssh_host_ed25519_key.pub"
-    world.later(4, f"{back}; systemctl restart ssh")
-    world.sh("systemctl restart ssh")
-    try:
-        return world.run()
-    finally:
-        threading.Event().wait(5)
+    """As after a rebuild of the machine; six seconds later the old key is back."""
+    swap = "cp -a ssh_host_ed25519_key kept; cp -a ssh_host_ed25519_key.pub kept.pub; rm ssh_host_ed25519_key*"
+    new = "ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh"
+    back = "mv kept ssh_host_ed25519_key; mv kept.pub ssh_host_ed25519_key.pub; systemctl restart ssh"
+    world.later(0.2, f"cd /etc/ssh; {swap}; {new}; sleep 6; {back}")
+    world.until(lambda: world.guest.run("true", check=False).returncode != 0)
+    world.cleanup.append(lambda: world.until(lambda: world.guest.run("true", check=False).returncode == 0))
+    return world.run()
 
 
 def wrong_key(world: World) -> Ran:

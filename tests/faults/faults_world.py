@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,15 @@ class World:
 
     def later(self, seconds: float, script: str) -> None:
         """In the guest, by itself: for what mends a link that nobody gets through any more."""
-        self.sh(f"setsid sh -c 'sleep {seconds}; {script}' >/dev/null 2>&1 </dev/null &")
+        timer = f"--quiet --collect --on-active={seconds} --timer-property=AccuracySec=50ms"
+        self.sh(f"systemd-run {timer} sh -c {shlex.quote(script)}")
+
+    def until(self, true: Callable[[], bool], *, seconds: float = 30.0) -> None:
+        """Wait for what the guest does by itself."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, "the guest did not come back by itself"
+            time.sleep(0.2)
 
     def mend(self) -> None:
         """Undo what the fault did, last first."""

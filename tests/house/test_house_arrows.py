@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "paths": 0,
     "engine": 1,
-    "surface": 2,
+    "surface": 5,
     "inventory": 2,
     "session": 3,
     "oncall": 3,
@@ -33,6 +33,7 @@ LEVELS = {
     "provision": 7,
     "status": 8,
     "adopt": 8,
+    "completion": 4,
     "vm_tasks": 8,
     "host_tasks": 9,
 }

@@ -1,0 +1,55 @@
+"""`python -m tests.faults.runner TARGET.json [--seconds N] [--wait]`: the play in a process that a test can kill."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from runbooks.engine.facts import Facts
+from runbooks.engine.fleet import Fleet, Interrupt, Rollout
+from runbooks.engine.printers import printer
+from runbooks.engine.report import Reporter
+from runbooks.engine.run import HostResult, Options, converge
+from runbooks.engine.step import Stage
+from runbooks.engine.transport import Connection, Target
+from tests.faults.faults_world import play, slow
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("--seconds", type=int, default=0, help="of work in the middle, twice")
+    parser.add_argument("--wait", action="store_true")
+    chosen = parser.parse_args()
+    raw = json.loads(Path(chosen.target).read_text())
+    target = Target(**{**raw, "key": raw["key"] and Path(raw["key"]), "known_hosts": Path(raw["known_hosts"])})
+    report, interrupt = Reporter(printer(plain=True)), Interrupt()
+
+    def build(_facts: Facts) -> list[Stage]:
+        return play([slow(chosen.seconds), slow(chosen.seconds, name="slow-too")] if chosen.seconds else [])
+
+    def work(_name: str) -> HostResult:
+        options = Options(what="faults", wait=chosen.wait, stopping=lambda: interrupt)
+        with Connection(target) as connection:
+            return converge(connection, build, options=options, report=report)
+
+    fleet = Fleet(
+        work=work,
+        rollout=Rollout(),
+        failed=lambda result: bool(result.failed),
+        interrupt=interrupt,
+        on_interrupt=lambda: report.note("interrupted"),
+    )
+    with interrupt.listening():
+        (outcome,) = fleet.run([target.name])
+    assert outcome.value is not None, outcome.error
+    for error in outcome.value.failed:
+        print(error)
+    print(f"end: {outcome.value.changed} changed, {len(outcome.value.failed)} failed", flush=True)
+    return int(bool(outcome.value.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
