@@ -181,7 +181,10 @@ def health(
         return check_hosts(session)
 
 
-@command(iterable=["hosts"], help={**WHERE, "battery": "quick (under 90 s) or full"})
+BATTERY = {"battery": "quick (under 90 s) or full"}
+
+
+@command(name="run", default=True, iterable=["hosts"], help={**WHERE, **BATTERY})
 def canary(
     context: Context,
     hosts: list[str],
@@ -195,6 +198,24 @@ def canary(
 
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return canary_hosts(session, battery)
+
+
+@command(iterable=["hosts"], help={**WHERE, **CHECK, **BATTERY, "every": "the pause between two runs, e.g. 10m or 1h"})
+def install(
+    context: Context,
+    hosts: list[str],
+    every: str = "10m",
+    battery: str = "quick",
+    inventory: str | None = None,
+    check: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """A timer on the host that runs it; Prometheus metrics."""
+    from runbooks.canary.install import install_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return install_hosts(session, every=every, battery=battery, check=check)
 
 
 @command(
@@ -347,7 +368,6 @@ namespace = Collection(
     rollback,
     gateway,
     health,
-    canary,
     diagnose,
     ceiling,
     results,
@@ -358,6 +378,7 @@ namespace = Collection(
     host_tasks.unlock,
     host_tasks.audit,
 )
+namespace.add_collection(Collection("canary", canary, install))
 namespace.add_collection(Collection("bench", sweep, collectives, compare, report, recompute))
 namespace.add_collection(
     Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)

@@ -109,14 +109,18 @@ def run_canary(
     return reader.result()
 
 
-def _script(
-    artefact: str, server: Server, model: Model, battery: str, api_key: Secret | None
-) -> tuple[str, dict[str, Secret | bytes]]:
+def probe_words(artefact: str, server: Server, model: Model, battery: str) -> list[str]:
+    """The command line of the probe for this server and model."""
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     words = ["python3", artefact, "--url", f"http://{host}:{server.port}", "--model", model.served_name]
     words += ["--battery", battery, "--unit", paths.UNIT_NAME]
-    if model.shape.active_params < KNOWS_FROM:
-        words += ["--no-knowledge"]
+    return words if model.shape.active_params >= KNOWS_FROM else [*words, "--no-knowledge"]
+
+
+def _script(
+    artefact: str, server: Server, model: Model, battery: str, api_key: Secret | None
+) -> tuple[str, dict[str, Secret | bytes]]:
+    words = probe_words(artefact, server, model, battery)
     lines = [
         f": canary {secrets.token_hex(4)}"
     ]  # each run is a job of its own: an earlier verdict must never be taken for this one

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from lab.guest import Guest
 from lab.lab import Lab
 from lab.standins import models
 from lab.standins.sglang import stage
-from runbooks.canary import CanaryResult, run_canary
+from runbooks.canary import CanaryResult, install, run_canary
 from runbooks.engine.report import Event, Reporter
 from runbooks.engine.transport import Connection
 from runbooks.health import HealthResult, check
@@ -144,3 +145,22 @@ def test_a_stopped_server_is_dead_and_health_says_who_did_it(served: Served) -> 
     assert served.canary().verdict == "dead"
     said = states(served.health())
     assert (said["unit"], said["port"], said["completion"]) == ("fail",) * 3
+
+
+def test_the_installed_canary_runs_by_itself_and_writes_metrics(served: Served) -> None:
+    served.start()
+    server = served.session.loaded.inventory.server
+    model = served.session.loaded.model_for(served.guest.name)
+    options: dict[str, Any] = {"every": "1h", "battery": "quick"}
+    assert install.install(served.connection, server, model, check=True, **options)
+    assert install.install(served.connection, server, model, check=False, **options)
+    assert not install.install(served.connection, server, model, check=True, **options)
+    served.guest.run(f"systemctl start {install.SERVICE}")
+    text = served.guest.run(f"cat {install.TEXTFILE}").stdout
+    assert 'runbooks_canary_verdict{verdict="healthy"} 1' in text
+    served.start(fail="nan")
+    served.guest.run(f"systemctl start {install.SERVICE}")  # a verdict is no failure of the unit
+    text = served.guest.run(f"cat {install.TEXTFILE}").stdout
+    assert 'runbooks_canary_verdict{verdict="nan"} 1' in text
+    assert 'runbooks_canary_runs_total{verdict="healthy"} 1' in text
+    served.guest.run(f"systemctl disable --now {install.TIMER}")

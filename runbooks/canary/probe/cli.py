@@ -7,9 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from . import vitals
+from . import vitals, watch
 from .battery import BATTERIES
 from .client import Endpoint
 from .run import Canary
@@ -20,6 +21,8 @@ EXIT_CODES = {"healthy": 0, "degraded": 1, "nan": 3, "dead": 4}  # 2 is argparse
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     key = os.environ.get(options.key_env) if options.key_env else None
+    if options.key_file:
+        key = options.key_file.read_text(encoding="utf-8").strip()
     endpoint = Endpoint(options.url, options.model, key, silence=options.silence)
     if options.vitals:
         _emit(vitals.round_of_questions(endpoint))
@@ -27,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     canary = Canary(
         endpoint, options.battery, _emit, unit=options.unit, knowledge=options.knowledge, budget=options.budget
     )
-    return EXIT_CODES[canary.run()]
+    said = canary.run()
+    if options.state:
+        state = watch.remember(options.state, canary.conclusion)
+        if options.textfile:
+            watch.write(options.textfile, watch.metrics(state))
+    return EXIT_CODES[said]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,6 +44,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="glm-5", help="the served model name")
     parser.add_argument("--battery", choices=sorted(BATTERIES), default="quick")
     parser.add_argument("--key-env", metavar="NAME", help="the environment variable that holds the API key")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a file that holds the API key")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="remember this run there, over restarts")
+    parser.add_argument("--textfile", type=Path, metavar="FILE", help="with --state: metrics for node_exporter")
     parser.add_argument("--unit", help="the systemd unit whose PID, restarts and journal are compared before and after")
     parser.add_argument("--silence", type=float, default=30.0, help="longest wait for the next byte, in seconds")
     parser.add_argument("--budget", type=float, help="seconds after which no further prompt is asked")

@@ -42,6 +42,7 @@ class Canary:
     asked: list[str] = field(default_factory=list)
     prefixes: set[str] = field(default_factory=set)
     words: dict[str, int] = field(default_factory=dict)  # of each filling, once it was chosen
+    conclusion: dict[str, Any] = field(default_factory=dict)  # the verdict's event, once there is one
 
     def run(self) -> str:
         """Ask, judge, and return the verdict; everything is also emitted as it happens."""
@@ -64,10 +65,9 @@ class Canary:
             [entry.finding for entry in findings], answered=any(one.reply.status == 200 for one in self.judged)
         )
         spent = round(time.monotonic() - self.began, 2)
-        self.emit(
-            {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
-            | {"requests": self.requests, "tokens": self.tokens, "asked": self.asked}
-        )
+        self.conclusion = {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
+        self.conclusion |= {"requests": self.requests, "tokens": self.tokens, "asked": self.asked}
+        self.emit(self.conclusion)
         return said
 
     # before
