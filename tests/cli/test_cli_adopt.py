@@ -1,0 +1,81 @@
+"""What adopt makes of a process, and what the shell completes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runbooks.adopt import Found, differences, inventory_for, read
+from runbooks.completion import offer
+from runbooks.engine.errors import CheckFailed
+from runbooks.inventory import load
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    *("/srv/v/bin/python", "-m", "sglang.launch_server", "--model-path", "/srv/glm", "--tp", "8", "--port=31000"),
+    *("--api-key", "sk-sentinel", "--mem-fraction-static", "0.8", "--served-model-name", "glm"),
+]
+SAID = {
+    "argv": "\0".join(WORDS) + "\0",
+    "environ": "PATH=/bin\0NCCL_P2P_DISABLE=1\0HF_TOKEN=hf-sentinel\0SGLANG_API_KEY=sk-sentinel\0",
+    "unit": "byhand.service\n",
+    "packages": json.dumps({"sglang": "0.5.23", "torch": "2.13.0", "pip": "1"}),
+    "gpus": "NVIDIA RTX PRO 6000, 570.1, 97887\n" * 8,
+}
+
+
+@pytest.fixture
+def found() -> Found:
+    return read(SAID, "glm5-a")
+
+
+def test_what_runs_is_read_without_its_secrets(found: Found) -> None:
+    assert found.args["tp_size"] == 8
+    assert found.args["mem_fraction_static"] == 0.8
+    assert dict(found.env) == {"NCCL_P2P_DISABLE": "1"}
+    assert (found.driver, len(found.gpus), found.version) == ("570.1", 8, "0.5.23")
+    assert "sentinel" not in repr(found)
+    assert found.key is not None
+    assert found.key.reveal() == "sk-sentinel"
+
+
+def test_the_inventory_that_is_written_loads(found: Found, tmp_path: Path) -> None:
+    base = load(ROOT / "inventory.yaml")
+    path = tmp_path / "adopted.yaml"
+    path.write_text(yaml.safe_dump(inventory_for(base.document.value, "glm5-a", found)))
+    assert "sentinel" not in path.read_text()
+    adopted = load(path).inventory
+    assert adopted.profiles["adopted"].args["tp_size"] == 8
+    assert (adopted.server.port, adopted.driver.version) == (31000, "570.1")
+    rows = {row[0]: row[1:] for row in differences(found, base.inventory)}
+    assert rows["driver"][0] == "570.1"
+    assert "mem_fraction_static" in rows
+
+
+def test_a_host_without_a_server_says_so() -> None:
+    with pytest.raises(CheckFailed, match="no SGLang server runs"):
+        read({"gpus": ""}, "glm5-a")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["health", "--hosts"], "glm5-a"),
+        (["health", "--hosts", "gl"], "glm5-a"),
+        (["deploy", "--profile"], "final"),
+        (["runbook", "nan"], "nan-output"),
+        (["adopt"], "glm5-a"),
+    ],
+)
+def test_values_are_completed(words: list[str], offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert offered in (offer(["invoke", *words]) or [])
+
+
+def test_what_invoke_completes_is_left_to_it() -> None:
+    assert offer(["invoke", "prov"]) is None
+    assert offer(["invoke"]) is None
+    assert offer(["invoke", "health", "--hosts", "--inventory", "/none"]) is None
