@@ -8,11 +8,10 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import host_tasks, vm_tasks
+from runbooks import host_tasks, oncall_tasks, vm_tasks
 from runbooks.surface import accept_words, command, complete_values
 
 if TYPE_CHECKING:
-    from runbooks.engine.report import Reporter
     from runbooks.session import Session
 
 WHERE = {
@@ -29,14 +28,6 @@ def _session(**options: Any) -> Session:
     from runbooks.session import Session
 
     return Session.open(**options)
-
-
-def _reporter(json: bool, plain: bool) -> Reporter:
-    """For commands that need no host."""
-    from runbooks.engine.printers import printer
-    from runbooks.engine.report import Reporter
-
-    return Reporter(printer(json_lines=json, plain=plain))
 
 
 @command(
@@ -200,24 +191,6 @@ def canary(
         return canary_hosts(session, battery)
 
 
-@command(iterable=["hosts"], help={**WHERE, **CHECK, **BATTERY, "every": "the pause between two runs, e.g. 10m or 1h"})
-def install(
-    context: Context,
-    hosts: list[str],
-    every: str = "10m",
-    battery: str = "quick",
-    inventory: str | None = None,
-    check: bool = False,
-    json: bool = False,
-    plain: bool = False,
-) -> int:
-    """A timer on the host that runs it; Prometheus metrics."""
-    from runbooks.canary.install import install_hosts
-
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return install_hosts(session, every=every, battery=battery, check=check)
-
-
 @command(
     default=True,
     iterable=["hosts", "concurrency"],
@@ -326,41 +299,6 @@ def recompute(context: Context, run: str) -> int:
     return recompute_run(run)
 
 
-@command(
-    word="file",
-    iterable=["hosts"],
-    help={
-        **WHERE,
-        "file": "a log, a folder or tar archive of logs, or - for what is piped in: needs no host and no inventory",
-        "since": "how far back a host's logs are read: 30m, 1h, 2d",
-    },
-)
-def diagnose(
-    context: Context,
-    hosts: list[str],
-    file: str = "",
-    since: str = "1h",
-    inventory: str | None = None,
-    json: bool = False,
-    plain: bool = False,
-) -> int:
-    """From a failure's lines to its first cause and page."""
-    from runbooks.diagnose.command import diagnose_file, diagnose_hosts
-
-    if file:
-        return diagnose_file(file, _reporter(json, plain))
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return diagnose_hosts(session, since)
-
-
-@command(word="page", help={"page": "the page to read (default: list them)"})
-def runbook(context: Context, page: str = "") -> int:
-    """Read an on-call page, or list them."""
-    from runbooks.oncall import show
-
-    return show(page)
-
-
 namespace = Collection(
     provision,
     deploy,
@@ -368,17 +306,17 @@ namespace = Collection(
     rollback,
     gateway,
     health,
-    diagnose,
+    oncall_tasks.diagnose,
     ceiling,
     results,
-    runbook,
+    oncall_tasks.runbook,
     vm_tasks.doctor,
     host_tasks.status,
     host_tasks.adopt,
     host_tasks.unlock,
     host_tasks.audit,
 )
-namespace.add_collection(Collection("canary", canary, install))
+namespace.add_collection(Collection("canary", canary, oncall_tasks.install))
 namespace.add_collection(Collection("bench", sweep, collectives, compare, report, recompute))
 namespace.add_collection(
     Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)

@@ -21,6 +21,7 @@ LEVELS = {
     "session": 3,
     "oncall": 3,
     "audit": 4,
+    "incident": 4,
     "jobs": 4,
     "steps": 4,
     "sglang": 4,
@@ -35,6 +36,7 @@ LEVELS = {
     "adopt": 8,
     "completion": 4,
     "vm_tasks": 8,
+    "oncall_tasks": 8,
     "host_tasks": 9,
 }
 

@@ -1,0 +1,113 @@
+"""What people type when something is wrong: `invoke diagnose`, `invoke runbook`, `invoke canary.install`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from invoke.context import Context
+
+from runbooks.surface import command
+
+if TYPE_CHECKING:
+    from runbooks.engine.report import Reporter
+    from runbooks.session import Session
+
+WHERE = {
+    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
+    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
+    "json": "one JSON event a line",
+    "plain": "no live display, no colour",
+}
+YES = {"yes": "do not ask: consent to what the page's blocks change"}
+CHECK = {"check": "say what would change, and change nothing (exit code 3 when something would)"}
+BATTERY = {"battery": "quick (under 90 s) or full"}
+
+
+def _session(**options: Any) -> Session:
+    from runbooks.session import Session
+
+    return Session.open(**options)
+
+
+def _reporter(json: bool, plain: bool) -> Reporter:
+    """For commands that need no host."""
+    from runbooks.engine.printers import printer
+    from runbooks.engine.report import Reporter
+
+    return Reporter(printer(json_lines=json, plain=plain))
+
+
+@command(iterable=["hosts"], help={**WHERE, **CHECK, **BATTERY, "every": "the pause between two runs, e.g. 10m or 1h"})
+def install(
+    context: Context,
+    hosts: list[str],
+    every: str = "10m",
+    battery: str = "quick",
+    inventory: str | None = None,
+    check: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """A timer on the host that runs it; Prometheus metrics."""
+    from runbooks.canary.install import install_hosts
+
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return install_hosts(session, every=every, battery=battery, check=check)
+
+
+@command(
+    word="file",
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        "file": "a log, a folder or tar archive of logs, or - for what is piped in: needs no host and no inventory",
+        "since": "how far back a host's logs are read: 30m, 1h, 2d",
+    },
+)
+def diagnose(
+    context: Context,
+    hosts: list[str],
+    file: str = "",
+    since: str = "1h",
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
+    """From a failure's lines to its first cause and page."""
+    from runbooks.diagnose.command import diagnose_file, diagnose_hosts
+
+    if file:
+        return diagnose_file(file, _reporter(json, plain))
+    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+        return diagnose_hosts(session, since)
+
+
+@command(
+    word="page",
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        **YES,
+        "page": "the page to read (default: list them)",
+        "run": "run its blocks, one by one; each that changes something is asked for first",
+        "log": "with --run: where the incident's log goes",
+    },
+)
+def runbook(
+    context: Context,
+    hosts: list[str],
+    page: str = "",
+    run: bool = False,
+    log: str = "",
+    inventory: str | None = None,
+    yes: bool = False,
+) -> int:
+    """Read an on-call page, or list them; --run walks it."""
+    from runbooks.oncall import show
+
+    if not run:
+        return show(page)
+    from runbooks.incident import run_page
+
+    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+        return run_page(session, page, hosts, log)
