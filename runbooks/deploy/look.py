@@ -23,6 +23,8 @@ echo '{mark}current'; readlink {current}
 echo '{mark}releases'
 for f in {releases}/[0-9]*/release.json; do [ -e "$f" ] && tr -d '\\n' <"$f" && echo; done
 echo '{mark}unit'; systemctl show -p {shown} {unit}
+echo '{mark}stamp'
+tr '\\0' '\\n' 2>/dev/null <"/proc/$(systemctl show -p MainPID --value {unit})/environ" | grep '^RUNBOOKS_RELEASE='
 echo '{mark}runtime'; for r in {runtimes}; do [ -e $r/built ] && [ -x $r/venv/bin/python ] && echo $r; done
 echo '{mark}model'; ls -- {model} 2>/dev/null | grep -c -e '^config.json$' -e '^model.*safetensors'
 echo '{mark}user'; id -u {user} 2>/dev/null
@@ -105,7 +107,9 @@ def read(text: str) -> Host:
         parts[name] = [line for line in lines if line.strip()]
     unit = dict(line.partition("=")[::2] for line in parts.get("unit", []))
     gpus = parts.get("gpus", [])
-    stamp = re.search(r"RUNBOOKS_RELEASE=(\S+)", unit.get("Environment", ""))
+    # The process itself knows best: a unit that was read again, and not restarted yet, is ahead of it.
+    said = " ".join(parts.get("stamp", [])) or unit.get("Environment", "")
+    stamp = re.search(r"RUNBOOKS_RELEASE=(\S+)", said)
     current = (parts.get("current") or [""])[0].rpartition("/")[2]
     return Host(
         current=int(current) if current.isdigit() else None,

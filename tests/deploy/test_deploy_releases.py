@@ -153,3 +153,9 @@ def test_an_empty_host_has_nothing_and_a_hung_gpu_has_no_count() -> None:
     assert (host.current, host.runtime, host.user, host.gpus, host.serves) == (None, None, False, None, False)
     assert read("-- rb: gpus\nUnable to determine the device handle\nrc=15\n").gpus is None
     assert read("-- rb: gpus\nrc=124\n").gpus is None
+
+
+def test_what_runs_is_told_by_the_process_before_its_unit() -> None:
+    unit = "-- rb: unit\nActiveState=active\nEnvironment=RUNBOOKS_RELEASE=2:new\n"
+    assert read(unit).running == "2:new"
+    assert read(f"{unit}-- rb: stamp\nRUNBOOKS_RELEASE=1:old\n").running == "1:old"
