@@ -117,7 +117,7 @@ def cancel_job(
     help={**WHERE, "host": "its name in the inventory", "out": "the inventory to write (default: adopted-HOST.yaml)"},
 )
 def adopt(context: Context, host: str, out: str = "", inventory: str | None = None, plain: bool = False) -> int:
-    """An inventory for a box built by hand, and how it differs."""
+    """An inventory of a box that was built by hand."""
     from runbooks.adopt import adopt_host
 
     with _session(inventory=inventory, plain=plain) as session:
