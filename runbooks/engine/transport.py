@@ -204,9 +204,13 @@ class Connection:
         return self._connect()
 
     def _connect(self) -> Any:
+        import logging
+
         import fabric
         import paramiko
 
+        # It prints tracebacks of links that break, as every reboot breaks one; the errors below say it in words.
+        logging.getLogger("paramiko.transport").setLevel(logging.CRITICAL)
         target = self.target
         connection = fabric.Connection(
             target.address,

@@ -48,6 +48,7 @@ def start(session: Session) -> int:
     def one(hands: Hands, host: str) -> str:
         if hands.is_running():
             return "runs already"
+        machines.refuse_unfit(session, hands.vm, running=False)
         hands.start()
         return "started"
 
@@ -65,7 +66,10 @@ def shutdown(session: Session) -> int:
         )
         if not session.consent(question):
             return "left running"
+        with session.connect(host) as connection:
+            machines.let_go(session, connection)
         hands.shutdown()
+        machines.refuse_dead_cards(session, hands.vm)
         return "shut down"
 
     return _each(session, one)

@@ -153,16 +153,8 @@ class _Machine:
             return ""
 
     def _preflight(self, acts: list[Act], seen: Seen) -> None:
-        """Before a start: what the node's own shell tells. Without a shell only what the API told."""
-        if self._node.ssh is None or not any(isinstance(act, Start | PowerCycle) for act in acts):
-            return
-        with self._session.connect_node(self._vm.node) as connection:
-            state = look_at(connection)
-        found = checks(state, self._node, self._inventory.gpus, self._vm, running=seen.running)
-        for bad in found:
-            if not bad.ok and bad.advice:
-                self._report.note(f"{bad.name}: {bad.detail} ({bad.fix})", host=self._vm.node, level="warning")
-        refuse(found, self._vm.node)
+        if any(isinstance(act, Start | PowerCycle) for act in acts):
+            refuse_unfit(self._session, self._vm, running=seen.running)
 
     def _preview(self, acts: list[Act], seen: Seen, *, diff: bool) -> Outcome:
         for act in acts:
@@ -216,25 +208,12 @@ class _Machine:
                 f"waits for the next power cycle: {'; '.join(act.details)}", host=self._host, level="warning"
             )
             return False
-        try:
-            self._connection.ask(_QUIET, deadline=120)
-        except (Unreachable, NoAnswer) as error:
-            self._report.note(f"the guest could not be asked to let go of its cards: {error.message}", host=self._host)
-        self._connection.close()
+        let_go(self._session, self._connection)
         able.shutdown()
-        self._look_at_cards()
+        refuse_dead_cards(self._session, self._vm)
         self._listen(able)
         able.start()
         return True
-
-    def _look_at_cards(self) -> None:
-        """After each stop: a card whose configuration space reads ffff stays dead until a cold boot."""
-        if self._node.ssh is None:
-            return
-        with self._session.connect_node(self._vm.node) as connection:
-            state = look_at(connection)
-        found = checks(state, self._node, self._inventory.gpus)
-        refuse([one for one in found if one.page in ("gpu-reset", "gpu-lost")], self._vm.node)
 
     def _listen(self, able: Hands) -> None:
         """Before its start, so that the console tells of a boot that never gets to the network."""
@@ -266,6 +245,41 @@ class _Machine:
                 unified="",
             )
         return int(pinned)
+
+
+def refuse_unfit(session: Session, vm: Vm, *, running: bool) -> None:
+    """Before a start: what the node's own shell tells. Without a shell only what the API told."""
+    node = session.loaded.inventory.nodes[vm.node]
+    if node.ssh is None:
+        return
+    with session.connect_node(vm.node) as connection:
+        state = look_at(connection)
+    found = checks(state, node, session.loaded.inventory.gpus, vm, running=running)
+    for bad in found:
+        if not bad.ok and bad.advice:
+            session.report.note(f"{bad.name}: {bad.detail} ({bad.fix})", host=vm.node, level="warning")
+    refuse(found, vm.node)
+
+
+def refuse_dead_cards(session: Session, vm: Vm) -> None:
+    """After each stop: a card whose configuration space reads ffff stays dead until a cold boot."""
+    node = session.loaded.inventory.nodes[vm.node]
+    if node.ssh is None:
+        return
+    with session.connect_node(vm.node) as connection:
+        state = look_at(connection)
+    found = checks(state, node, session.loaded.inventory.gpus)
+    refuse([one for one in found if one.page in ("gpu-reset", "gpu-lost")], vm.node)
+
+
+def let_go(session: Session, connection: Connection) -> None:
+    """The guest stops its server and unloads the driver, so that no card is in use when QEMU resets it."""
+    try:
+        connection.ask(_QUIET, deadline=120)
+    except (Unreachable, NoAnswer) as error:
+        text = f"the guest could not be asked to let go of its cards: {error.message}"
+        session.report.note(text, host=connection.name, level="warning")
+    connection.close()
 
 
 def refuse(found: list[Check], node: str) -> None:

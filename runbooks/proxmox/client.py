@@ -53,6 +53,10 @@ class LostAnswer(Unreachable):
     """A write was sent, and nobody knows whether it arrived."""
 
 
+class NotReached(Unreachable):
+    """Nothing was sent, or nothing that could change anything: the same again does no harm."""
+
+
 class Clock(Protocol):
     def monotonic(self) -> float: ...
 
@@ -124,9 +128,7 @@ class Client:
                 answer = self._send(method, path, parameters or {})
                 self.writes += 1
                 return answer
-            except Unreachable as error:
-                if isinstance(error, LostAnswer) or not getattr(error, "passing", False):
-                    raise
+            except NotReached as error:
                 if self.clock.monotonic() - began > PATIENCE:
                     raise
                 self.tell(f"the API of {self.login.api} does not answer, tried again: {error.message}")
@@ -154,7 +156,7 @@ class Client:
                 raise
             raise RunbookError(f"{self.login.api} refused the login of {self.login.user}", page="proxmox-api") from None
         except LostAnswer as error:
-            raise _passing(error.message) from None  # a login changes nothing: ask again
+            raise NotReached(error.message, page="proxmox-api") from None  # a login changes nothing
         if "ticket" not in (ticket or {}) or ticket.get("NeedTFA"):
             raise RunbookError(
                 f"{self.login.user} has a second factor, which a tool cannot answer",
@@ -226,7 +228,7 @@ class Client:
         unsent = unsent or "NameResolutionError" in text or "timed out. (connect timeout" in text
         if not unsent and method != "GET":
             return _lost(method, path, _short(error))
-        return _passing(f"no connection to {self.login.api} ({_short(error)})")
+        return NotReached(f"no connection to {self.login.api} ({_short(error)})", page="proxmox-api")
 
     def _not_trusted(self, error: Exception) -> Unreachable:
         shown = tls.observed(self.login.api)
@@ -259,18 +261,12 @@ def _passes(error: RunbookError) -> bool:
     """Will it be gone by itself? The API restarts, its proxy timed out, another task holds the VM's lock."""
     if isinstance(error, ApiError):
         return error.status in PROXY_CODES or is_locked(error.reason)
-    return isinstance(error, LostAnswer) or getattr(error, "passing", False)
+    return isinstance(error, LostAnswer | NotReached)
 
 
 def is_locked(text: str) -> bool:
     """`can't lock file '/var/lock/qemu-server/lock-190.conf' - got timeout` (bpg #935)."""
     return "can't lock file" in text and "got timeout" in text
-
-
-def _passing(text: str) -> Unreachable:
-    error = Unreachable(text, page="proxmox-api")
-    error.passing = True  # type: ignore[attr-defined]
-    return error
 
 
 def _lost(method: str, path: str, why: str) -> LostAnswer:

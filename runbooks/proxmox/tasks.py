@@ -100,7 +100,7 @@ def run(client: Client, work: Work, *, tell: Callable[[str], None]) -> Done | No
 
 def start(client: Client, work: Work) -> Upid | None:
     """Send it once. An answer that was lost is looked for in the task list, and only then is the call repeated."""
-    known = {upid.text for upid in _tasks(client, work)} if work.vmid is not None or work.kind else set()
+    known = {upid.text for upid in _tasks(client, work)}
     for attempt in (1, 2):
         try:
             return _upid(client.write(work.method, work.path, work.parameters))

@@ -141,7 +141,28 @@ def test_roots_keys_go_over_ssh(world: World) -> None:
     world.invoke("provision", "--tags", "vm", code=None)
     (line,) = [line for line in world.shell.run("cat /var/lib/dressed/calls").stdout.splitlines() if "qm set" in line]
     assert line.startswith("qm set 100 --args -set device.hostpci0.x-nv-gpudirect-clique=0")
+    world.vm.run("echo 'wrong data' >/var/lib/runbooks/p2p-verdict")
+    said = world.invoke("provision", "--tags", "vm", "--check", "--diff", code=None)
+    assert "is not proven (wrong data): the grant is taken back" in said
+    assert "qm set" not in said
+    world.vm.run("rm /var/lib/runbooks/p2p-verdict")
     world.edit("\n      p2p: clique", "")
+
+
+def test_nccl_is_told_the_nodes_topology(world: World) -> None:
+    """The node's QEMU says which card is which; the guest's own bus is flat."""
+    buses = ("01", "21", "41", "61", "81", "a1", "c1", "e1")
+    words = " ".join(f"vfio-pci,host=0000:{bus}:00.0,id=hostpci{n},bus=x" for n, bus in enumerate(buses))
+    qemu = f"setsid sh -c 'echo $$ >/run/qemu-server/100.pid; exec python3 /tmp/idle.py {words}' >/dev/null 2>&1"
+    idle = "import time\ntime.sleep(600)\n"
+    world.shell.run(f"mkdir -p /run/qemu-server; cat >/tmp/idle.py; ({qemu} &)", stdin=idle)
+    world.invoke("provision", "--tags", "vm")
+    text = world.vm.run("cat /opt/runbooks/nccl-topology.xml /etc/nccl.conf").stdout
+    assert text.count("<pci ") == 8
+    assert 'busid="0000:05:00.0"' in text
+    assert "NCCL_TOPO_FILE=/opt/runbooks/nccl-topology.xml" in text
+    assert "0 changed" in world.invoke("provision", "--tags", "vm")
+    world.shell.run("kill $(cat /run/qemu-server/100.pid); rm /run/qemu-server/100.pid")
 
 
 def test_a_changed_size_waits_for_consent(world: World) -> None:
