@@ -115,7 +115,15 @@ def _unknown(journal: str, kernel: str, unit: Mapping[str, str]) -> Cause:
         lines = tuple(list(_lines(journal))[-3:])
         text = "it runs and has not said anything wrong yet: still starting, or slow"
         return Cause("starting", text, "invoke health", "start-slow", "", lines, certain=False)
-    if not unit and not failures(journal) and not failures(kernel):
+    quiet = not failures(journal) and not failures(kernel)
+    if unit.get("LoadState") == "not-found":
+        return _down("not-deployed", "sglang.service is not installed on this host", "invoke deploy --profile final")
+    if quiet and unit.get("ActiveState") == "inactive" and unit.get("Result") == "success":
+        text = (
+            "it does not run, and nothing failed: stopped earlier than these logs reach, or not started since the boot"
+        )
+        return _down("not-running", text, "systemctl start sglang; and invoke diagnose --since 2d for what was before")
+    if not unit and quiet:
         text = "nothing in it speaks of a failure"
         return Cause("nothing", text, "invoke health, then invoke canary", "", "", (), certain=False)
     how = " ".join(f"{field}={unit[field]}" for field in ("Result", "ExecMainCode", "ExecMainStatus") if field in unit)
@@ -123,6 +131,11 @@ def _unknown(journal: str, kernel: str, unit: Mapping[str, str]) -> Cause:
     fix = "journalctl -u sglang -e, and journalctl -k -e for the kernel's side"
     lines = tuple(failures(journal)[-6:] or telling(journal, 6) or failures(kernel)[-6:])
     return Cause("unknown", text, fix, "server-down", "", lines, certain=False)
+
+
+def _down(name: str, text: str, fix: str) -> Cause:
+    page = "deploy-failed" if name == "not-deployed" else "server-down"
+    return Cause(name, text, fix, page, "systemctl show sglang", (), certain=name == "not-deployed")
 
 
 def failures(text: str) -> list[str]:

@@ -44,7 +44,7 @@ def tell(found: tuple[Cause, ...], report: Reporter, host: str | None = None) ->
     first, *others = found
     well = first.name in WELL
     for cause in others:
-        report.note(f"also: {cause.text}   ({cause.evidence[0][:100]})", host=host, level="warning")
+        report.note(f"also: {cause.text}   ({''.join(cause.evidence[:1])[:100]})", host=host, level="warning")
     sure = "" if first.certain or well else "not certain: "
     lines = [f"{sure}{first.text}", *(f"  | {line}" for line in first.evidence)]
     if not well:

@@ -127,3 +127,15 @@ def test_the_unknown_says_so_and_shows_the_telling_lines() -> None:
 def test_no_pattern_is_for_one_machine() -> None:
     for signature in SIGNATURES:
         assert not re.search(r"\d{3}\.\d{2,3}\.\d{2}|0000:|/opt/|python3\.\d", signature.pattern), signature.name
+
+
+@pytest.mark.parametrize(
+    ("unit", "name"),
+    [
+        ({"LoadState": "not-found", "ActiveState": "inactive", "Result": "success"}, "not-deployed"),
+        ({"LoadState": "loaded", "ActiveState": "inactive", "Result": "success"}, "not-running"),
+        ({"LoadState": "loaded", "ActiveState": "failed", "Result": "exit-code"}, "unknown"),
+    ],
+)
+def test_a_unit_that_is_down_without_a_word(unit: dict[str, str], name: str) -> None:
+    assert classify("", "", unit).name == name
