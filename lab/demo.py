@@ -62,7 +62,7 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
     inventory = ["--inventory", str(path)]
     for command in (
         ["provision", *inventory, "--yes"],
-        ["deploy", "--profile", "final", *inventory, "--yes"],
+        ["deploy", "--profile", "final", *inventory, "--yes", "--quick"],
         ["health", *inventory],
         ["canary", *inventory],
         ["bench", *inventory],

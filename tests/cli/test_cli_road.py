@@ -113,13 +113,13 @@ def test_07_an_unknown_flag_is_refused_with_the_nearest_one(invoke: Invoke, edit
 
 def test_08_a_server_that_dies_at_start_is_told_with_its_last_lines(invoke: Invoke, guest: Guest) -> None:
     guest.write("/etc/lab-sglang.json", json.dumps({"fail": "die_at_start", "detail": "memory"}))
-    done = invoke("deploy", "--profile", "final", "--yes")
+    done = invoke("deploy", "--profile", "final", "--yes", "--quick")
     guest.run("rm /etc/lab-sglang.json")
     assert "Not enough memory" in ok(done, 1)
 
 
 def test_09_deploy_health_canary(invoke: Invoke) -> None:
-    assert "promoted" in ok(invoke("deploy", "--profile", "final", "--yes"))
+    assert "promoted" in ok(invoke("deploy", "--profile", "final", "--yes", "--quick"))
     ok(invoke("health"))
     assert "healthy" in ok(invoke("canary"))
 
