@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import yaml
 
+MOST_VALUES = 20_000  # an inventory has hundreds; aliases of aliases multiply
+
 Path = tuple[str | int, ...]
 """Where a value stands: ("hosts", "glm5-a", "address")."""
 
@@ -90,6 +92,11 @@ def read(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         document.problems.append(Problem(mark.line + 1 if mark else 0, "", _plain(error, text)))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        document.problems.append(Problem(line, "", f"not YAML: {str(error).splitlines()[0]}"))
+    except RecursionError:
+        document.problems.append(Problem(1, "", "nested too deeply"))
     except (yaml.YAMLError, ValueError) as error:
         document.problems.append(Problem(0, "", f"not YAML: {str(error).splitlines()[0]}"))
     return document
@@ -101,11 +108,12 @@ def _build(loader: _Loader, node: yaml.Node, path: Path, document: Document, abo
         document.problem(path, "an alias points at something that contains it")
         return None
     above |= {id(node)}
+    if len(document.lines) > MOST_VALUES:
+        raise yaml.MarkedYAMLError(problem="aliases make it too large", problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         return [_build(loader, child, (*path, i), document, above) for i, child in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        make: Callable[[yaml.Node], object] = loader.construct_object
-        return make(node)
+        return _single(loader, node, path, document)
     result: dict[str, object] = {}
     _refuse_repeats(loader, node, path, document)
     loader.flatten_mapping(node)  # `<<: *anchor`: the merged pairs come first, so that the mapping's own keys win
@@ -114,6 +122,16 @@ def _build(loader: _Loader, node: yaml.Node, path: Path, document: Document, abo
         document.lines[(*path, key)] = key_node.start_mark.line + 1
         result[key] = _build(loader, value_node, (*path, key), document, above)
     return result
+
+
+def _single(loader: _Loader, node: yaml.Node, path: Path, document: Document) -> object:
+    """One plain value. PyYAML lets `!!bool maybe`, and a number of 5,000 digits, out as exceptions of any kind."""
+    make: Callable[[yaml.Node], object] = loader.construct_object
+    try:
+        return make(node)
+    except (AttributeError, KeyError, ValueError):
+        document.problem(path, f"{node.value[:40]!r} cannot be read as {node.tag.rpartition(':')[2]}")
+        return None
 
 
 def _refuse_repeats(loader: _Loader, node: yaml.MappingNode, path: Path, document: Document) -> None:
