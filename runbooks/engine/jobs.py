@@ -54,7 +54,7 @@ end_all() {{
   done
 }}
 now() {{ read -r up rest </proc/uptime; echo "${{up%.*}}"; }}
-( while sleep 1; do
+( while sleep 1 && kill -0 $$ 2>/dev/null; do
     {refresh}
     [ "$(stat -c %s log)" -le {log_limit} ] || {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
   done ) 9>&- & guard=$!

@@ -31,7 +31,8 @@ exec 8>>{lock}.guard && flock -w 5 8 || exit 1
 if [ -d {lock} ] && [ "$(cat {lock}/run 2>/dev/null)" != {run} ] && [ "$(cat {lock}/run 2>/dev/null)" != {dead} ] &&
    [ $(( $(date +%s) - $(stat -c %Y {lock}) )) -le {expiry} ]; then cat {lock}/holder; exit 75
 fi
-mkdir -p {lock} && printf %s {run} >{lock}/run && printf '%s\\n' {holder} >{lock}/holder && touch {lock}
+mkdir -p {lock} && printf %s {run} >{lock}/run && printf '%s\\n' {holder} >{lock}/holder && touch {lock} ||
+  {{ rm -rf {lock}; df -h {lock}.guard >&2; exit 1; }}
 """
 
 _RELEASE = """[ "$(cat {lock}/run 2>/dev/null)" != {run} ] || rm -rf {lock}"""

@@ -25,7 +25,10 @@ OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of one answer; what is longer is cut
 
 _READY = """\
 umask 077
-for d in /run /dev/shm /tmp; do T=$(mktemp -d "$d/rb.XXXXXXXX" 2>/dev/null) && break; done
+for d in /run /dev/shm /tmp; do  # the first that can be written, and is not full
+  T=$(mktemp -d "$d/rb.XXXXXXXX" 2>/dev/null) && echo >"$T/o" && break
+  rm -rf "$T"
+done 2>/dev/null
 export T
 trap 'rm -rf "$T"' EXIT
 trap 'exit 1' HUP TERM

@@ -240,11 +240,10 @@ def dead_service(world: World) -> Ran:
 
 def apt_locked(world: World) -> Ran:
     """Somebody's apt at work: waited for, and named."""
-    lock = (
-        'open(F, ">>/var/lib/dpkg/lock-frontend"); fcntl(F, F_SETLK, pack("s s l! l! i", F_WRLCK, 0, 0, 0, 0)) or die'
-    )
     steps = _tree(world)
-    world.sh(f"perl -e 'use Fcntl; {lock}; sleep 8' >/dev/null 2>&1 </dev/null & sleep 0.5; kill -0 $!")
+    world.sh("dpkg -P bc >/dev/null 2>&1; true")
+    apt = "apt-get -q -y -o DPkg::Pre-Invoke::='sleep 8' install bc"
+    world.sh(f"systemd-run --quiet --collect --unit=theirs {apt}; sleep 1.5; systemctl is-active theirs")
     return world.run(steps)
 
 
@@ -362,7 +361,7 @@ FAULTS = {
     "disk-full": Fault(disk_full, "No space left on device"),
     "read-only": Fault(read_only, "Read-only file system"),
     "state-disk-full": Fault(state_disk_full, "No space left on device"),
-    "run-full": Fault(run_full, "No space left on device"),
+    "run-full": Fault(run_full, r"(?s)lock could not be taken.*100%"),
     "no-audit": Fault(no_audit, "audit log cannot be written", recovers=True),
     "in-the-way": Fault(in_the_way, "directory"),
     "fought-over": Fault(fought_over, "second look still wants a change"),
