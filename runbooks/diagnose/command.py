@@ -33,7 +33,7 @@ def diagnose_file(name: str, report: Reporter) -> int:
 def causes(texts: Texts) -> tuple[Cause, ...]:
     """What the server's journal and the kernel say; where that is nothing certain, what was being installed."""
     found = rank(texts.journal, texts.kernel, texts.unit)
-    if found[0].certain or not texts.installs:
+    if not texts.installs or (found[0].certain and found[0].name != "not-deployed"):
         return found
     installed = tuple(cause for cause in rank(texts.installs) if cause.certain)
     return (*installed, *(cause for cause in found if cause.name not in WELL)) if installed else found

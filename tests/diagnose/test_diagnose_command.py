@@ -85,6 +85,8 @@ def test_installations_are_blamed_only_where_the_server_says_nothing() -> None:
     held = "E: Unable to correct problems, you have held broken packages."
     assert causes(Texts(installs=held))[0].name == "apt-held"
     assert causes(Texts(journal=NAN, installs=held))[0].name == "nan"
+    absent = causes(Texts(installs=held, unit={"LoadState": "not-found"}))
+    assert [cause.name for cause in absent] == ["apt-held", "not-deployed"]
     assert causes(Texts(installs="Setting up nvidia-open"))[0].name == "nothing"
 
 
