@@ -239,7 +239,7 @@ def dead_service(world: World) -> Ran:
 
 
 def apt_locked(world: World) -> Ran:
-    """Somebody's apt at work: waited for, and named."""
+    """Somebody's apt at work: waited for."""
     steps = _tree(world)
     world.sh("dpkg -P bc >/dev/null 2>&1; true")
     apt = "apt-get -q -y -o DPkg::Pre-Invoke::='sleep 8' install bc"
@@ -366,7 +366,7 @@ FAULTS = {
     "in-the-way": Fault(in_the_way, "directory"),
     "fought-over": Fault(fought_over, "second look still wants a change"),
     "dead-service": Fault(dead_service, "journalctl -u broken.service"),
-    "apt-locked": Fault(apt_locked, r"lock.*(held by|is held)", recovers=True, within=90),
+    "apt-locked": Fault(apt_locked, "Setting up tree", recovers=True, within=90),
     "dpkg-interrupted": Fault(dpkg_interrupted, "Setting up tree", recovers=True, within=90),
     "package-unknown": Fault(package_unknown, "Unable to locate package no-such-package-anywhere", within=90),
     "step-killed": Fault(step_killed, "killed from outside"),
