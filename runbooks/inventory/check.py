@@ -193,9 +193,8 @@ def _numbers(inventory: Inventory, document: Document) -> None:
         positive(("models", name, "size_gb"), model.size_gb)
         if not model.path.startswith("/"):
             document.problem(("models", name, "path"), f"should be an absolute path, found {model.path!r}")
-        if not model.source.startswith(("hf:", "http://", "https://")):
-            document.problem(
-                ("models", name, "source"), f"should be hf:OWNER/NAME or an http(s) folder, found {model.source!r}"
-            )
+        if not model.source.startswith(("hf:", "http://", "https://", "/")):
+            text = f"should be hf:OWNER/NAME, an http(s) folder or an absolute path, found {model.source!r}"
+            document.problem(("models", name, "source"), text)
     for index, streams in enumerate(inventory.bench.concurrency):
         positive(("bench", "concurrency", index), streams)

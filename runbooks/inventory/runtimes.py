@@ -10,10 +10,15 @@ import msgspec
 from runbooks import paths
 from runbooks.inventory.shape import FlashAttn, Runtime
 
+NO_PART_OF_IT = ("why", "index", "state", "evidence")
+"""What says something about a runtime, and decides no byte of it."""
+
 
 def runtime_path(runtime: Runtime, flash_attn: FlashAttn | None) -> str:
     """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it."""
-    pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in ("why", "index")}
+    pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in NO_PART_OF_IT}
+    if not pinned["overrides"]:
+        del pinned["overrides"]
     if flash_attn is not None and flash_attn.enabled:
         pinned["flash-attn"] = [flash_attn.version, flash_attn.archs]
     digest = hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()

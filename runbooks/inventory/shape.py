@@ -178,6 +178,7 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An immutable Python environment: exact pins, built once under the hash of this entry.
 
     `sglang` names the flag table; `imports` are the modules that must load before the runtime counts as built.
+    `overrides` are installed last, over what the packages themselves ask for. `evidence`: addresses for `state`.
     """
 
     sglang: str
@@ -186,7 +187,10 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     python: str = "python3"
     index: PythonIndex = PythonIndex()
     dependencies: bool = True  # False: pip --no-deps, for a frozen list
+    overrides: tuple[str, ...] = ()
     imports: tuple[str, ...] = ("sglang",)
+    state: Literal["recommended", "works", "unproven", "contradicted", "fails"] = "unproven"
+    evidence: tuple[str, ...] = ()
     env: Mapping[str, str] = {}  # needed by this software wherever it runs, e.g. TRITON_PTXAS_PATH
 
 
@@ -216,16 +220,18 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     routed_expert_bytes: float  # all routed experts, as stored
     other_weight_bytes: float  # everything else that one decode step reads
     active_params: float
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # on each card: tensor parallelism does not share the latent cache out
     index_topk: int | None = None  # sparse attention begins above this many tokens of context
     has_mtp_layer: bool = False
+    replicated_bytes: float = 0.0  # weights that each card holds whole
     activation_bytes: int = 2
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights on disk.
 
-    `source` is `hf:OWNER/NAME`, or an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]}).
+    `source` is `hf:OWNER/NAME`, an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]}), or
+    a folder of the host itself.
     `size_gb` is the whole of it in 10**9 bytes.
     """
 
@@ -236,6 +242,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: ModelShape
     revision: str | None = None
     token: SecretRef | None = None
+    endpoint: str | None = None  # a mirror of the Hugging Face hub
     context_length: int = 202752
 
 
@@ -291,4 +298,5 @@ class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: Server = Server()
     bench: Bench = Bench()
     known_hosts: str = "known_hosts"  # beside the inventory
+    apt_mirror: str | None = None  # instead of the distribution's own servers
     proxy: str | None = None  # http(s) proxy for apt, pip and downloads on the hosts

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Step, shell
-from runbooks.inventory.shape import Inventory
+from runbooks.inventory.shape import Inventory, Runtime
 from runbooks.steps.checks import DiskFree, OperatingSystem
 from runbooks.steps.files import Directory, File
 from runbooks.steps.kernel import Sysctl
-from runbooks.steps.packages import Packages
+from runbooks.steps.packages import AptMirror, Packages, TimersRun, install
 from runbooks.steps.services import User
+
+OLDEST_PYTHON = (3, 11)  # of SGLang 0.5.23; Ubuntu 22.04 has 3.10, and 3.11 in universe
 
 TOOLS = (
     "ca-certificates", "curl", "kmod", "pciutils", "procps", "python3", "python3-dev", "python3-venv",
@@ -22,19 +25,27 @@ TOOLS = (
 NO_UPGRADE = ("nvidia", "libnvidia", "cuda", "linux-modules-nvidia")
 
 
-def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
+def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     """Known system, cloud-init done, unattended upgrades away from the driver, proxy, tools, the service's account."""
     system: list[Step] = [
         OperatingSystem(facts=facts),
         DiskFree(path="/", needed=2e9, what="packages"),
         CloudInitDone(),
     ]
-    apt: list[Step] = [_upgrades_leave_the_driver_alone(), *_proxy(inventory.proxy), Packages(names=TOOLS)]
+    mirror = [] if inventory.apt_mirror is None else [AptMirror(url=inventory.apt_mirror)]
+    apt: list[Step] = [
+        _upgrades_leave_the_driver_alone(),
+        *_proxy(inventory.proxy),
+        *mirror,
+        TimersRun(),
+        Packages(names=(*TOOLS, *python_packages(facts, runtime))),
+    ]
     settings: list[Step] = [
         User(name=inventory.server.user, home=paths.STATE),
         Directory(path=paths.ROOT),
         Directory(path=paths.STATE),
         Directory(path=paths.WHEELS),
+        _limits(),
         *_kernel_settings(facts),
     ]
     tags = frozenset({"base"})
@@ -61,16 +72,44 @@ def _proxy(proxy: str | None) -> list[Step]:
     return [File(path="/etc/apt/apt.conf.d/51runbooks-proxy", content=content)]
 
 
+def interpreter(facts: Facts, runtime: Runtime) -> str:
+    """The runtime's Python on this host: `python3`, unless the system's own is too old for SGLang."""
+    version = tuple(int(part) for part in facts.python.split(".") if part.isdigit())
+    if runtime.python != "python3" or not version or version >= OLDEST_PYTHON:
+        return runtime.python
+    return f"python{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}"
+
+
+def python_packages(facts: Facts, runtime: Runtime) -> tuple[str, ...]:
+    """Of a Python beside the system's own; a path is somebody else's to keep (uv, a folder of the site)."""
+    name = interpreter(facts, runtime)
+    if not re.fullmatch(r"python3\.[0-9]+", name) or name == f"python{facts.python}":
+        return ()
+    return (name, f"{name}-dev", f"{name}-venv")
+
+
+def _limits() -> File:
+    """The unit has its own; these are for what people and benchmarks start by hand."""
+    return File(
+        path="/etc/security/limits.d/60-runbooks.conf",
+        content=(
+            "# runbooks: NCCL pins memory, and SGLang opens a socket a request.\n"
+            "*    - memlock unlimited\nroot - memlock unlimited\n*    - nofile  1048576\nroot - nofile  1048576\n"
+        ),
+    )
+
+
 def _kernel_settings(facts: Facts) -> list[Step]:
-    """A container has its machine's settings, and may not change them."""
+    """A container has its machine's clock and settings, and may not change them."""
     if facts.is_container:
         return []
     return [
+        ClockSynchronised(),
         Sysctl(
             name="runbooks",
             values={"kernel.numa_balancing": "0", "vm.swappiness": "1"},
             why="Pages of a running server are neither moved between NUMA nodes nor swapped out behind its back.",
-        )
+        ),
     ]
 
 
@@ -93,3 +132,30 @@ class CloudInitDone:
             return None
         script = "cloud-init status --wait || true"
         return Change(script=script, diff=(Diff("running; wait for its end"),), limit=1200)
+
+
+_CLOCK = shell("""\
+timedatectl show -p NTPSynchronized --value 2>/dev/null
+for unit in chrony chronyd ntpsec ntp openntpd systemd-timesyncd; do
+  if systemctl -q is-active "$unit"; then echo "$unit"; break; fi
+done""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockSynchronised:
+    """Something keeps the clock: a VM that was paused is hours behind, and apt, TLS and the audit log believe it.
+
+    Whichever service is at work stays; where there is none, systemd's own is taken.
+    """
+
+    id: str = "time synchronisation"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (_CLOCK,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        at_work = [line for line in str(answers[_CLOCK].get("out") or "").splitlines() if line not in ("yes", "no")]
+        if at_work:
+            return None
+        script = f"{install(['systemd-timesyncd'])}\nsystemctl enable --now systemd-timesyncd\ntimedatectl set-ntp true"
+        return Change(script=script, diff=(Diff("nothing keeps the clock -> systemd-timesyncd"),))

@@ -7,10 +7,12 @@ import re
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Stage, Step
 from runbooks.inventory.shape import AptRepository, Inventory
+from runbooks.provision.cards import CardState, Peers, Xids
 from runbooks.steps.checks import Gpus
+from runbooks.steps.files import File
 from runbooks.steps.kernel import Initramfs, blacklist, modprobe
-from runbooks.steps.nvidia import DriverLoaded, OpenModules
-from runbooks.steps.packages import AptKey, Hold, Packages, apt_pin, apt_source
+from runbooks.steps.nvidia import CudaKnows, DriverLoaded, NextKernel, OneOrigin, OpenModules, SecureBoot
+from runbooks.steps.packages import Absent, AptKey, Hold, OneSource, Packages, apt_pin, apt_source
 from runbooks.steps.services import Unit
 
 PINNED = "*nvidia* libcuda1 libcudadebugger1 libnv*"
@@ -22,20 +24,28 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
     """
     driver, tags = inventory.driver, frozenset({"driver"})
     key, source = repository(facts, driver.repository, proxy=inventory.proxy)
+    only = OneSource(path=source.path, content=str(source.content))
     pin = apt_pin("nvidia", PINNED, f"{driver.version}*", why="One driver version for modules and libraries.")
     rivals = blacklist("nouveau", "nova_core", "nova_drm", why="They bind the cards first, and nvidia finds none.")
     options = [
         modprobe(name, (line,), why="Option of the nvidia modules.") for name, line in driver.module_options.items()
     ]
     held = Hold(names=driver.packages)
+    fabric = ("nvidia-fabricmanager", f"nvidia-fabricmanager-{driver.version.partition('.')[0]}")
     loaded: list[Step] = [DriverLoaded(version=driver.version, has_modules=not facts.is_container)]
     if not facts.is_container:  # a container has no modules of its own to look at
         loaded.append(OpenModules())
     return [
-        Stage("driver sources", (key, source, pin, rivals, *options), tags),
+        Stage("driver sources", (SecureBoot(), OneOrigin(), only, key, source, pin, rivals, *options), tags),
         Stage(
             "driver packages",
-            (*_kernel_side(facts, [rivals.path, *(o.path for o in options)]), _packages(inventory), held),
+            (
+                *_kernel_side(facts, [rivals.path, *(o.path for o in options)]),
+                _packages(inventory),
+                held,
+                Absent(names=fabric, why="it is for machines with NVSwitch, and fails on all others"),
+                *_later_kernel(facts),
+            ),
             tags,
         ),
         Stage(
@@ -44,6 +54,9 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
                 *loaded,
                 Unit(name="nvidia-persistenced.service", enabled=True, active=True),
                 Gpus(wanted=inventory.gpus, driver=driver.version),
+                CardState(wanted=inventory.gpus),
+                Peers(),
+                Xids(),
             ),
             tags,
         ),
@@ -53,10 +66,11 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
 def cuda_stages(inventory: Inventory) -> list[Stage]:
     """The toolkit beside the driver: kernels are compiled on the host, and need a ptxas that knows sm_120."""
     packages = Packages(names=(inventory.cuda.package,), page="driver-mismatch")
-    return [Stage("cuda", (packages,), frozenset({"cuda"}))]
+    known = CudaKnows(home=inventory.cuda.home, arch=inventory.gpus.arch.replace(".", ""))
+    return [Stage("cuda", (packages, known), frozenset({"cuda"}))]
 
 
-def repository(facts: Facts, repository: AptRepository, *, proxy: str | None) -> tuple[AptKey, Step]:
+def repository(facts: Facts, repository: AptRepository, *, proxy: str | None) -> tuple[AptKey, File]:
     """NVIDIA names its repositories debian12 and ubuntu2404."""
     places = {"os": f"{facts.os_id}{facts.os_version.replace('.', '')}", "arch": facts.arch}
     key = AptKey(name="nvidia", url=repository.key_url.format(**places), sha256=repository.key_sha256, proxy=proxy)
@@ -75,6 +89,10 @@ def _kernel_side(facts: Facts, modprobe_files: list[str]) -> list[Step]:
     if facts.is_container:
         return []
     return [Packages(names=headers(facts)), Initramfs(kernel=facts.kernel, files=tuple(modprobe_files))]
+
+
+def _later_kernel(facts: Facts) -> list[Step]:
+    return [] if facts.is_container else [NextKernel()]
 
 
 def headers(facts: Facts) -> tuple[str, ...]:

@@ -11,13 +11,20 @@ from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote
 from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
+from runbooks.provision.base import interpreter
 from runbooks.steps import ask
 from runbooks.steps.build import BuiltOnce, is_there
+from runbooks.steps.explain import BUILD, PIP, explain
 from runbooks.steps.python import make_venv, pip
 
 GB_A_COMPILER = 5.0  # of memory for each nvcc thread: the rule of flash-attention's own setup.py
 NVCC_THREADS = 2
 COMPILE = "compile"
+FIRST_WITH_SM120 = (2, 8, 3, 1)  # 2.8.3.post1 (Wan2GP PR 2286)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version))
 
 
 def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
@@ -43,8 +50,8 @@ def wheel_folder(facts: Facts, inventory: Inventory, runtime: Runtime) -> str:
     """
     flash = inventory.flash_attn
     key = (
-        flash.version, flash.archs, sorted(torch_pins(runtime)), inventory.cuda.package, facts.python, runtime.python,
-        facts.arch, facts.os_id, facts.os_version,
+        flash.version, flash.archs, sorted(torch_pins(runtime)), inventory.cuda.package, facts.python,
+        interpreter(facts, runtime), facts.arch, facts.os_id, facts.os_version,
     )  # fmt: skip
     return f"{paths.WHEELS}/flash-attn-{flash.version}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}"
 
@@ -66,6 +73,24 @@ _FAILED = f"""\
 echo 'flash-attn did not build. What its log says of errors:'
 sed 1d "$FOLDER/failed" | tail -n 9"""
 """pip ends a failed build with pages about itself: the lines that tell the cause are picked out, and said last."""
+
+_CALL = """\
+import torch
+import flash_attn
+if not torch.cuda.is_available() or not hasattr(torch, "randn"):
+    print("flash-attn: imported; no GPU to call it on")
+else:
+    q, k, v = (torch.randn(2, 256, 4, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    said = flash_attn.flash_attn_func(q, k, v, causal=True).float()
+    by = [x.transpose(1, 2).float() for x in (q, k, v)]
+    right = torch.nn.functional.scaled_dot_product_attention(*by, is_causal=True).transpose(1, 2)
+    error = (said - right).abs().max().item()
+    print(f"flash-attn: called on {torch.cuda.get_device_name()}, largest difference from PyTorch's own {error:.4f}")
+    assert error < 0.05, "flash-attn computes something else than PyTorch"
+"""
+"""A wheel without code for the card installs well, and says `no kernel image` at the first call only (#1638).
+
+The tensors of the lab's torch do not exist, so there the import is all that can be tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +128,13 @@ class Wheel:
 
     def plan(self, answers: Answers) -> Change | Verdict | None:
         flash = self.inventory.flash_attn
+        if "120" in flash.archs.split(";") and _release(flash.version) < FIRST_WITH_SM120:
+            return Verdict(
+                ok=False,
+                line=f"flash-attn {flash.version} has no code for sm_120, which its first call would say",
+                next="flash_attn.version: 2.8.3.post1 or newer",
+                page="flash-attn-build",
+            )
         failure = answers[self.failure]
         how, *log = str(failure.get("text") or "").splitlines() or [""]
         if how == COMPILE and not is_there(answers[self.mark]) and not flash.required:
@@ -140,30 +172,19 @@ class Wheel:
         return f"""\
 echo unfinished >"$FOLDER/failed"
 trap {quote(_FAILED)} EXIT
-{make_venv(venv, self.runtime.python)}
+{make_venv(venv, interpreter(self.facts, self.runtime))}
 {pip(venv, "install", needs, index, proxy=proxy)}
 export PATH={quote(cuda + "/bin")}:"$FOLDER/build/bin":"$PATH" CUDA_HOME={quote(cuda)}
 export FLASH_ATTN_CUDA_ARCHS={quote(flash.archs)} FLASH_ATTENTION_FORCE_BUILD=TRUE
 export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
 {pip(venv, "wheel", wheel, index, proxy=proxy)} "$FOLDER" {quote(f"flash-attn=={flash.version}")}
+{pip(venv, "install", ["--no-deps", "--no-index"], PythonIndex())} "$FOLDER"/*.whl
+{venv}/bin/python -c {quote(_CALL)}
 trap - EXIT
 rm -rf -- {venv} "$FOLDER/failed\""""
 
 
-_CAUSES = (
-    (r"No module named '?torch'?", "torch was not there when it was built (build isolation?)"),
-    (r"nvcc.*(Segmentation fault|signal 11)|Segmentation fault.*nvcc", "nvcc crashed; try another CUDA, or fewer jobs"),
-    (r"[Kk]illed|signal 9|out of memory|Cannot allocate memory", "out of memory; set flash_attn.max_jobs lower"),
-    (r"No space left on device", "the disk is full"),
-    (r"nvcc.*(not found|No such file)|CUDA_HOME environment variable is not set", "no nvcc: no CUDA toolkit"),
-    (r"Unsupported gpu architecture|not defined for option 'gpu-name'", "CUDA too old for the card; sm_120 needs 12.8"),
-    (r"ninja.*(not found|No module)|No module named '?ninja'?", "ninja is missing; it belongs in build_needs"),
-    (r"No matching distribution found|Could not find a version", "no such version at the index of the inventory"),
-    (r"[Cc]onnection|timed out|Temporary failure in name resolution", "the index could not be reached"),
-)  # fmt: skip
-
-
 def cause(log: list[str]) -> str:
     """What the end of a failed build says, in a few words."""
-    text = "\n".join(log)
-    return next((what for pattern, what in _CAUSES if re.search(pattern, text)), "see its last lines")
+    found = explain("\n".join(log), (*BUILD, *PIP))
+    return found.says if found else "see its last lines"

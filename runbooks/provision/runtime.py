@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Question, Stage, quote
-from runbooks.inventory.runtimes import runtime_path
+from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote
+from runbooks.inventory.runtimes import runtime_path, runtime_paths
 from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
+from runbooks.provision.base import interpreter
 from runbooks.provision.flash_attn import Wheel
+from runbooks.sglang.flags import table
+from runbooks.steps import ask
 from runbooks.steps.build import BuiltOnce, is_there
+from runbooks.steps.explain import RUNTIME, explained
 from runbooks.steps.python import env_lines, import_check, make_venv, pip
 
 
 def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     """Built once under its hash and never changed: a rollback brings back the software, not only the flags."""
-    return [Stage("runtime", (Built(facts=facts, inventory=inventory, runtime=runtime),), frozenset({"runtime"}))]
+    built, tags = Built(facts=facts, inventory=inventory, runtime=runtime), frozenset({"runtime"})
+    return [Stage("runtime", (built, FlagsAgree(built=built)), tags)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +69,22 @@ class Built:
             shown=(*self.runtime.packages, self._extra(with_wheel)),
             keeps=("venv/bin/python", "env"),
             limit=2 * 3600,
+            page="deploy-failed",
         )
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where it may stand, best first."""
+        return runtime_paths(self.runtime, self.inventory.flash_attn)
+
     def _recipe(self, *, with_wheel: bool) -> str:
-        runtime, venv = self.runtime, '"$FOLDER/venv"'
+        runtime, venv, proxy = self.runtime, '"$FOLDER/venv"', self.inventory.proxy
         wheel = f"{quote(self._wheel.folder)}/*.whl"
         options = [] if runtime.dependencies else ["--no-deps"]
-        install = pip(venv, "install", [*options, *runtime.packages], runtime.index, proxy=self.inventory.proxy)
-        lines = [make_venv(venv, runtime.python), install]
+        install = pip(venv, "install", [*options, *runtime.packages], runtime.index, proxy=proxy)
+        lines = [make_venv(venv, interpreter(self.facts, runtime)), install]
+        if runtime.overrides:
+            lines.append(pip(venv, "install", ["--no-deps", *runtime.overrides], runtime.index, proxy=proxy))
         if with_wheel:
             lines.append(f"""\
 ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --tags flash-attn,runtime'; exit 1; }}
@@ -78,12 +92,14 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
         modules = [*runtime.imports, *(["flash_attn"] if with_wheel else [])]
         user = self.inventory.server.user
         lines += [
+            _checked(venv, runtime),
             import_check(venv, modules),
+            _flags_compared(venv, runtime.sglang),
             f'mkdir -- "$FOLDER/cache"\nchown {quote(user)}: "$FOLDER/cache"',
             f'printf %s {quote(self._why(with_wheel=with_wheel))} >"$FOLDER/why.txt"',
             f'printf %s {quote(env_lines(runtime.env))} >"$FOLDER/env"',
         ]
-        return "\n".join(lines)
+        return explained("\n".join(lines), RUNTIME)
 
     def _why(self, *, with_wheel: bool) -> str:
         runtime = self.runtime
@@ -91,3 +107,65 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
 
     def _extra(self, with_wheel: bool) -> str:
         return f"with flash-attn {self.inventory.flash_attn.version}" if with_wheel else "without flash-attn"
+
+
+def _checked(venv: str, runtime: Runtime) -> str:
+    """`pip check`, and that no two packages hold one module. What an override replaces may be asked for otherwise."""
+    replaced = "|".join(re.escape(word.partition("=")[0].partition("[")[0]) for word in runtime.overrides)
+    allowed = f"has requirement ({replaced})[^a-z0-9-]" if replaced else "^No broken requirements"
+    verdict = "exit 1" if runtime.dependencies else "echo 'a frozen list (dependencies: false): reported only'"
+    return f"""\
+{venv}/bin/python -m pip list --format=freeze --disable-pip-version-check >"$FOLDER/versions.txt"
+if [ "$(grep -ciE '^(sgl-kernel|sglang-kernel)==' "$FOLDER/versions.txt")" -gt 1 ]; then
+  echo 'sgl-kernel and sglang-kernel conflict: the old and the new name of one package are both installed'; exit 1
+fi
+if ! {venv}/bin/python -m pip check >"$FOLDER/check.txt" 2>&1; then
+  if grep -vE {quote(allowed)} "$FOLDER/check.txt"; then {verdict}; fi
+fi"""
+
+
+_OPTIONS = """\
+import argparse, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+there = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+ours = set(sys.argv[1].split())
+print(len(there), "options")
+for sign, names in (("+", there - ours), ("-", ours - there)):
+    for name in sorted(names):
+        print(sign + name)
+"""
+"""Of the parser itself: --help leaves out what is deprecated."""
+
+
+def _flags_compared(venv: str, version: str) -> str:
+    """What SGLang here takes, against our table of its version; a difference is told, and stops nothing."""
+    ours = " ".join(sorted({option for argument in table(version).arguments for option in argument.options}))
+    return f"""\
+{venv}/bin/python -c {quote(_OPTIONS)} {quote(ours)} >"$FOLDER/flags.txt" 2>"$FOLDER/flags.err" ||
+  {{ echo 'its parser cannot be asked:'; tail -n 1 "$FOLDER/flags.err"; }} >"$FOLDER/flags.txt"
+sed 's/^/flags: /' "$FOLDER/flags.txt" | head -n 20"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagsAgree:
+    """SGLang's own parser takes the options that our table of its version has: profiles are spelled by the table."""
+
+    built: Built
+    id: str = "flag table"
+
+    def questions(self) -> tuple[Question, ...]:
+        return tuple(ask.path(f"{folder}/flags.txt", wanted="*") for folder in self.built.folders)
+
+    def plan(self, answers: Answers) -> Verdict:
+        texts = [str(answers[question].get("text") or "") for question in self.questions()]
+        count, *differences = next((text.splitlines() for text in texts if text), [""])
+        if not count:
+            return Verdict(ok=True, line="not compared: this runtime was built before it was")
+        if not count.endswith(" options"):
+            return Verdict(ok=True, line=f"not compared: {' '.join([count, *differences])}"[:200])
+        if not differences:
+            return Verdict(ok=True, line=f"{count}, all as in our table of {self.built.runtime.sglang}")
+        more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
+        return Verdict(ok=True, line=f"{count}; differs from our table: {' '.join(differences[:6])}{more}")

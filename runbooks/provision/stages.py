@@ -26,10 +26,10 @@ def stages(
     pinned, weights = loaded.runtime_for(host), loaded.model_for(host)
     token = partial(secret or loaded.secret, weights.token) if weights.token is not None else None
     return [
-        *base.stages(facts, inventory),
+        *base.stages(facts, inventory, pinned),
         *driver.stages(facts, inventory),
         *driver.cuda_stages(inventory),
         *flash_attn.stages(facts, inventory, pinned),
         *runtime.stages(facts, inventory, pinned),
-        *model.stages(inventory, weights, token),
+        *model.stages(facts, inventory, weights, token),
     ]

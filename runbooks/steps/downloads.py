@@ -27,6 +27,7 @@ class Download:
     revision: str = "main"
     token: Callable[[], Secret] | None = None  # read when something must come, not before
     proxy: str | None = None
+    endpoint: str | None = None  # a mirror of the hub
 
     @property
     def id(self) -> str:
@@ -69,6 +70,8 @@ else du -sk . | cut -f 1; fi""")
 
     def _script(self) -> str:
         proxy = f"export http_proxy={quote(self.proxy)} https_proxy={quote(self.proxy)}\n" if self.proxy else ""
+        if self.endpoint:
+            proxy += f"export HF_ENDPOINT={quote(self.endpoint)}\n"
         token = ' --token-file "$UPLOADS/token"' if self.token is not None else ""
         return f"""\
 {proxy}umask 022

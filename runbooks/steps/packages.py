@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from runbooks import paths
-from runbooks.engine.step import Answers, Change, Diff, Question, quote
-from runbooks.inventory.shape import AptRepository
+from runbooks.engine.step import Answers, Change, Diff, Question, quote, shell
 from runbooks.steps import ask
+from runbooks.steps.explain import APT, explained
 from runbooks.steps.files import File, make_parents
+
+if TYPE_CHECKING:
+    from runbooks.inventory.shape import AptRepository
 
 LOCK_TIMEOUT = 900  # seconds; unattended-upgrades on a fresh cloud image can hold the lock for minutes
 KEYRINGS = "/etc/apt/keyrings"
@@ -32,6 +36,79 @@ if ! [ -e {LISTS_STAMP} ] || [ -n "$(find /etc/apt -newer {LISTS_STAMP} -print |
   mv -f -- {LISTS_STAMP}.new {LISTS_STAMP}
 fi"""
 """apt-get update, only when a source, key or pin is newer than the lists, or the lists are old."""
+
+QUIET = """\
+set -- apt-daily.timer apt-daily-upgrade.timer
+if [ -d /run/systemd/system ]; then
+  for rb_timer; do
+    shift
+    if systemctl -q is-active "$rb_timer"; then set -- "$@" "$rb_timer"; fi
+  done
+  if [ $# -gt 0 ]; then
+    systemctl stop -- "$@"
+    rb_timers=$*
+    trap 'rb_rc=$?; systemctl start -- $rb_timers || true; rb_why $rb_rc' EXIT
+  fi
+fi"""
+"""apt's own timers do not fire while we install; they run again when we are done, also after a failure.
+
+An upgrade that is under way already is not cut off: apt waits for its lock.
+"""
+
+
+_TIMERS = shell("""\
+for timer in apt-daily.timer apt-daily-upgrade.timer; do
+  if systemctl -q is-enabled "$timer" 2>/dev/null && ! systemctl -q is-active "$timer"; then echo "$timer"; fi
+done""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimersRun:
+    """apt's timers run again where an installation that stopped them was killed. One that is disabled stays so."""
+
+    id: str = "apt's timers"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (_TIMERS,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        stopped = str(answers[_TIMERS].get("out") or "").split()
+        if not stopped:
+            return None
+        return Change(
+            script=f"systemctl start -- {' '.join(map(quote, stopped))}",
+            diff=tuple(Diff(f"{timer} is enabled, and does not run") for timer in stopped),
+        )
+
+
+_OFFICIAL = "https?://[a-z0-9.-]*(debian[.]org|ubuntu[.]com)/(debian-security|debian|ubuntu)"
+_SOURCES = "/etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptMirror:
+    """The distribution's own sources ask a mirror: `url` stands for what comes before /debian or /ubuntu."""
+
+    url: str
+
+    @property
+    def id(self) -> str:
+        return f"mirror {self.url}"
+
+    @property
+    def _question(self) -> Question:
+        return shell(f"grep -lE '{_OFFICIAL}' {_SOURCES} 2>/dev/null")
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        files = str(answers[self._question].get("out") or "").splitlines()
+        if not files:
+            return None
+        expression = quote(f"s#{_OFFICIAL}#{self.url.rstrip('/')}/\\2#g")
+        script = "\n".join(f"sed -i -E {expression} -- {quote(path)}" for path in files)
+        return Change(script=script, diff=tuple(Diff(f"{path} asks the distribution's servers") for path in files))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +160,40 @@ def apt_source(name: str, repository: AptRepository, key: AptKey, *, url: str) -
     return File(path=f"/etc/apt/sources.list.d/{name}.sources", content="\n".join(lines) + "\n")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneSource:
+    """No second entry for a repository: with another key for the same address apt reads no list at all.
+
+    NVIDIA's cuda-keyring package and its installation guide write one; it is set aside under a name that apt skips.
+    """
+
+    path: str  # of our own source file
+    content: str
+
+    @property
+    def id(self) -> str:
+        return f"one entry for {self._url}"
+
+    @property
+    def _url(self) -> str:
+        return next(line for line in self.content.splitlines() if line.startswith("URIs: ")).removeprefix("URIs: ")
+
+    @property
+    def _question(self) -> Question:
+        places = "/etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources"
+        return shell(f"grep -lF -- {quote(self._url.rstrip('/'))} {places} 2>/dev/null")
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        others = [line for line in str(answers[self._question].get("out") or "").splitlines() if line != self.path]
+        if not others:
+            return None
+        script = "\n".join(f"mv -f -- {quote(path)} {quote(path + '.disabled')}" for path in others)
+        return Change(script=script, diff=tuple(Diff(f"{path} names it too: set aside") for path in others))
+
+
 def apt_pin(name: str, packages: str, version: str, *, why: str) -> File:
     """Priority 1001: apt goes to this version even when that is a downgrade, and stays there."""
     content = f"# {why}\nPackage: {packages}\nPin: version {version}\nPin-Priority: 1001\n"
@@ -127,10 +238,36 @@ class Packages:
 def install(specs: Sequence[str], *, recommends: bool = False) -> str:
     """An interrupted dpkg is finished first (`check` waits for the lock, which dpkg by itself does not)."""
     how = "--install-recommends" if recommends else "--no-install-recommends"
-    return f"""\
+    script = f"""\
+{QUIET}
 {APT_GET} check >/dev/null || dpkg --configure -a --force-confdef --force-confold
 {REFRESH}
 {APT_GET} {how} --allow-downgrades --allow-change-held-packages install -- {" ".join(map(quote, specs))}"""
+    return explained(script, APT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent:
+    """Packages that do no good here. Purged, so that their services and configuration go as well."""
+
+    names: tuple[str, ...]
+    why: str
+
+    @property
+    def id(self) -> str:
+        return f"without {self.names[0]}"
+
+    def questions(self) -> tuple[Question, ...]:
+        return tuple(map(ask.package, self.names))
+
+    def plan(self, answers: Answers) -> Change | None:
+        there = [name for name in self.names if answers[ask.package(name)].get("status") == "installed"]
+        if not there:
+            return None
+        script = explained(
+            f"{QUIET}\n{APT_GET} --allow-change-held-packages purge -- {' '.join(map(quote, there))}", APT
+        )
+        return Change(script=script, diff=tuple(Diff(f"{name} goes: {self.why}") for name in there))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,11 @@ from runbooks.engine.artefact import build_zipapp
 from runbooks.steps.checks import free_space
 from runbooks.steps.downloads import FETCH, Download
 
+HEADER = b'{"w":{"dtype":"U8","shape":[2304000],"data_offsets":[0,2304000]}}'
+
 FILES = {
     "config.json": b'{"model_type": "glm_moe_dsa"}\n',
-    "model-00001.safetensors": bytes(range(256)) * 9000,
+    "model-00001.safetensors": len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(256)) * 9000,
     "sub folder/tök 'n'.json": b"{}",
     "empty": b"",
 }
@@ -63,6 +65,8 @@ class Handler(BaseHTTPRequestHandler):
                 for name, data in depot.files.items()
             ]
             self._send(depot.manifest or json.dumps({"files": entries}).encode())
+        elif path == "/api/models/o/n/revision/v1":
+            self._send(json.dumps({"sha": "v1"}).encode())
         elif path.startswith("/api/models/o/n/tree/v1"):
             self._tree(path)
         elif path.startswith("/o/n/resolve/v1/"):
@@ -239,3 +243,59 @@ def test_refusals(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "refused" in done.stdout.lower()
     assert "Traceback" not in done.stderr
+
+
+def shard(data: bytes, *, says: int | None = None) -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, says or len(data)]}}).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "a.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "is a Git LFS pointer of",
+        ),
+        ("a.safetensors", b"<html>not found</html>", "has no safetensors header"),  # HeaderTooLarge, to a loader
+        ("a.safetensors", b"abc", "has 3 bytes, too few for a header"),
+        ("a.safetensors", b"\x04\0\0\0\0\0\0\0{{{{", "has a damaged safetensors header"),
+        ("a.safetensors", shard(b"x" * 10, says=20), "it is cut off"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"w": "b.safetensors"}}',
+            "the source does not have: b.safetensors",
+        ),
+    ],
+)
+def test_weights_that_are_none(depot: Depot, zipapp: Path, tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    """What the source has is what came, digest and all: only its content says that it is no model."""
+    depot.files = {"config.json": b"{}", name: data}
+    depot.manifest = manifest(depot.files)
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m")
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert not (tmp_path / "m/.runbooks/identity").exists()
+
+
+def manifest(files: dict[str, bytes]) -> bytes:
+    entries = [{"path": k, "size": len(v), "sha256": hashlib.sha256(v).hexdigest()} for k, v in files.items()]
+    return json.dumps({"files": entries}).encode()
+
+
+def test_a_folder_of_the_host(zipapp: Path, tmp_path: Path) -> None:
+    """As a mount; resumed as anything else, and held to the manifest where there is one."""
+    source, into = tmp_path / "mount", tmp_path / "m"
+    (source / "sub").mkdir(parents=True)
+    (source / ".git").mkdir()
+    (source / ".git/x").write_text("no")
+    (source / "sub/a.json").write_text("{}")
+    (source / "w.safetensors").write_bytes(shard(b"y" * 100_000))
+    (into / ".runbooks/part").mkdir(parents=True)
+    (into / ".runbooks/part/w.safetensors").write_bytes((source / "w.safetensors").read_bytes()[:40_000])
+    assert fetch(zipapp, str(source), into).returncode == 0
+    assert (into / "w.safetensors").read_bytes() == (source / "w.safetensors").read_bytes()
+    assert (into / "sub/a.json").exists()
+    assert not (into / ".git").exists()
+    assert "no such folder" in fetch(zipapp, str(tmp_path / "gone"), into).stdout

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 TIMEOUT = 60  # seconds without a byte
 
@@ -67,7 +68,39 @@ def open_url(url: str, token: str | None, headers: dict[str, str] | None = None)
 def list_files(source: str, revision: str, token: str | None) -> list[RemoteFile]:
     if source.startswith("hf:"):
         return _hub(source.removeprefix("hf:"), revision, token)
+    if source.startswith("/"):
+        return _folder(Path(source))
     return _manifest(source.rstrip("/"), token)
+
+
+def resolve(source: str, revision: str, token: str | None) -> str:
+    """The commit that a branch or tag of the hub stands for now, so that all files are of one; "" for others."""
+    if not source.startswith("hf:") or re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision if source.startswith("hf:") else ""
+    name, at = urllib.parse.quote(source.removeprefix("hf:")), urllib.parse.quote(revision, safe="")
+    with open_url(f"{_endpoint()}/api/models/{name}/revision/{at}", token) as response:
+        return str(json.load(response).get("sha") or revision)
+
+
+def _folder(source: Path) -> list[RemoteFile]:
+    """A folder of this host, a mount for instance. With a manifest.json its digests count, else the sizes."""
+    if not source.is_dir():
+        raise FetchError(f"{source}: there is no such folder on this host")
+    digests = {}
+    if (source / "manifest.json").exists():
+        entries = json.loads((source / "manifest.json").read_text())["files"]
+        digests = {entry["path"]: ("sha256", entry["sha256"]) for entry in entries if entry.get("sha256")}
+    files = []
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and name.parts[0] not in (".git", ".cache", ".runbooks", "manifest.json"):
+            size = path.stat().st_size
+            files.append(RemoteFile(str(name), size, digests.get(str(name)), path.resolve().as_uri()))
+    return files
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 def _manifest(base: str, token: str | None) -> list[RemoteFile]:
@@ -89,7 +122,7 @@ def _manifest(base: str, token: str | None) -> list[RemoteFile]:
 
 def _hub(repository: str, revision: str, token: str | None) -> list[RemoteFile]:
     """The hub's tree, page by page: /api/models/ID/tree/REVISION, and each file at /ID/resolve/REVISION/PATH."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    endpoint = _endpoint()
     name, at = urllib.parse.quote(repository), urllib.parse.quote(revision, safe="")
     page: str | None = f"{endpoint}/api/models/{name}/tree/{at}?recursive=true"
     files = []

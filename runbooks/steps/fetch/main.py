@@ -12,7 +12,8 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .listing import FetchError, RemoteFile, list_files
+from .listing import FetchError, RemoteFile, list_files, resolve
+from .shards import flaw, unlisted
 from .transfer import fetch, is_right
 
 SIDE_BY_SIDE = 6
@@ -41,7 +42,8 @@ def main() -> int:
 
 def run(source: str, revision: str, folder: Path, token: str | None, identity: str) -> None:
     """Make `folder` hold exactly what the source lists (more may lie in it), then write the marks."""
-    files = list_files(source, revision, token)
+    commit = resolve(source, revision, token)
+    files = list_files(source, commit or revision, token)
     if not files:
         raise FetchError(f"{source} lists no file")
     notes = folder / ".runbooks"
@@ -55,6 +57,8 @@ def run(source: str, revision: str, folder: Path, token: str | None, identity: s
     meter.begin()
     _fetch_all(missing, folder, token, meter, verified)
     meter.end()
+    _check_weights(files, folder)
+    _write(notes / "commit", f"{commit}\n".encode())
     _write_marks(files, folder, notes, identity)
 
 
@@ -96,6 +100,19 @@ def _is_whole(file: RemoteFile, folder: Path, verified: dict[str, str], meter: M
         _note_verified(file, folder, verified)
     meter.add(file.size)
     return True
+
+
+def _check_weights(files: list[RemoteFile], folder: Path) -> None:
+    """A digest tells that it is what the source has, not that the source has the weights."""
+    names = [file.path for file in files]
+    for name in names:
+        wrong = flaw(folder / name) if name.endswith(".safetensors") else None
+        if wrong:
+            raise FetchError(f"{name} {wrong}")
+    lost = unlisted(folder / "model.safetensors.index.json", names)
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise FetchError(f"the index names shards that the source does not have: {', '.join(lost[:3])}{more}")
 
 
 def _check_space(folder: Path, needed: int) -> None:

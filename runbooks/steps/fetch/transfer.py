@@ -51,7 +51,9 @@ def _continue(file: RemoteFile, part: Path, token: str | None, progress: Progres
     if have == file.size and part.exists():
         return
     with open_url(file.url, token, {"Range": f"bytes={have}-"} if have else None) as response:
-        if have and response.status != 206:  # a server without ranges sends the whole again
+        if have and file.url.startswith("file:"):
+            response.fp.seek(have)
+        elif have and response.status != 206:  # a server without ranges sends the whole again
             progress(-have)
             have = 0
         with part.open("ab" if have else "wb") as out:
