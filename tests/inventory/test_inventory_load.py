@@ -105,7 +105,11 @@ def test_routed_expert_bytes_follow_from_the_shape() -> None:
         ("{1: 50.4", "{one: 50.4", "bench.reference.one: the key should be a whole number, found 'one'"),
         ("  glm5-a:\n", "  '!a':\n", "a name may not begin with '!'"),
         ("    path: /srv", "    path: srv", "should be an absolute path"),
-        ("source: hf:lukealonso", "source: lukealonso", "should be hf:OWNER/NAME, an http(s) folder or an absolute path"),
+        (
+            "source: hf:lukealonso",
+            "source: lukealonso",
+            "should be hf:OWNER/NAME, an http(s) folder or an absolute path",
+        ),
         ("  version: 580.126.20 ", "  # version: 580.126.20 ", "driver: the key 'version' is missing"),
     ],
 )
