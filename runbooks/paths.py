@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 ROOT = "/opt/runbooks"
 RUNTIMES = f"{ROOT}/runtimes"  # <lock-hash>/{venv,cache}: built once, never changed
 RELEASES = f"{ROOT}/releases"  # numbered folders, each a whole definition of a running server
@@ -17,3 +19,11 @@ AUDIT = "/var/log/runbooks/audit.jsonl"
 
 UNIT = "/etc/systemd/system/sglang.service"
 UNIT_NAME = "sglang.service"
+
+
+def expand(name: str) -> Path:
+    """A path of this machine with `~` put in full; that of an unknown user stays as it is, and is not found later."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)

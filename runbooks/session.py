@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
 from runbooks.engine.errors import UsageError
@@ -21,6 +20,7 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory import Loaded, load, select
 from runbooks.inventory.shape import Login
+from runbooks.paths import expand
 
 DEFAULT_INVENTORY = "inventory.yaml"
 STAGGER = 0.05  # seconds between two connects through one jump host: its sshd drops some of a burst (MaxStartups)
@@ -54,7 +54,7 @@ class Session:
         rollout: Rollout | None = None,
     ) -> Session:
         """Read the inventory and select the hosts. Raises UsageError before anything is touched."""
-        path = Path(inventory or os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY).expanduser()
+        path = expand(inventory or os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY)
         loaded = load(path)
         report = Reporter(printer(json_lines=json, plain=plain))
         return cls(loaded, select(loaded, hosts), report, yes, rollout or Rollout())
@@ -99,8 +99,8 @@ class Session:
                 address=host.address,
                 port=host.port,
                 user=host.user,
-                key=folder / Path(host.key).expanduser() if host.key else None,
-                known_hosts=folder / Path(self.loaded.inventory.known_hosts).expanduser(),
+                key=folder / expand(host.key) if host.key else None,
+                known_hosts=folder / expand(self.loaded.inventory.known_hosts),
                 proxy_jump=host.proxy_jump,
                 sudo_password=self._sudo_password(host) if host.sudo == "password" else None,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ def bench_hosts(
         force=force,
         command=_command(session.hosts, concurrency, input_len, output_len, window),
     )
+    writable(Path(out))
 
     def one(connection: Connection) -> BenchResult:
         return run_bench(
@@ -66,13 +68,23 @@ def streams_of(words: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def writable(folder: Path) -> Path:
+    """The folder, made where it is not there: a sweep must not end with results that have no place to go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UsageError(f"out: nothing can be written to {folder}: {error.strerror}") from None
+
+
 def report_only(run: str | Path | None, out: str | Path, reporter: Reporter | None = None) -> int:
     """Judge a results folder again (default: the example), say it, and write its report below `out`."""
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
         result = assess(Path(run) if run else EXAMPLE)
         report.show(result, reporter)
-        report.write(result, Path(out))
+        report.write(result, writable(Path(out)))
         reporter.note(f"report: {Path(out) / 'report.html'}", level="good")
     finally:
         reporter.close()
@@ -101,8 +113,8 @@ def recompute_run(run: str | Path, reporter: Reporter | None = None) -> int:
 
 def _positive(name: str, value: float) -> float:
     """Zero, which is the default of the command line, means: as the inventory says."""
-    if value < 0:
-        raise UsageError(f"{name}: {value:g} is not a positive number")
+    if not 0 <= value < 1e6:
+        raise UsageError(f"{name}: {value:g} is not a number from 0 to a million")
     return value
 
 

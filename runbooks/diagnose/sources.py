@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from runbooks import paths
 from runbooks.engine.errors import UsageError
+from runbooks.paths import expand
 
 if TYPE_CHECKING:
     from runbooks.engine.transport import Connection
@@ -83,7 +84,7 @@ def from_file(name: str) -> Texts:
     """A log, `-` for what is piped in, a folder of logs, or a tar archive of them."""
     if name == "-":
         return from_text(sys.stdin.buffer.read(LARGEST).decode(errors="replace"))
-    path = Path(name).expanduser()
+    path = expand(name)
     try:
         if path.is_dir():
             files = {str(one): one.read_bytes()[-LARGEST:] for one in sorted(path.rglob("*")) if one.is_file()}

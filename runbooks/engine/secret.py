@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runbooks.engine.errors import UsageError
+from runbooks.paths import expand
 
 MASK = "***"
 
@@ -56,7 +57,7 @@ class SecretSource:
                 raise UsageError(f"secret: the environment variable {self.env} is not set")
             return Secret(os.environ[self.env])
         if self.file is not None:
-            return Secret(_read_private(self.base / Path(self.file).expanduser()))
+            return Secret(_read_private(self.base / expand(self.file)))
         assert self.command is not None
         return Secret(_run(self.command))
 

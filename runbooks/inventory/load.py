@@ -72,6 +72,9 @@ def select(loaded: Loaded, patterns: Sequence[str] = ()) -> list[str]:
     Raises UsageError for a pattern that matches nothing, and when nothing is left.
     """
     words = [word.strip() for pattern in patterns for word in pattern.split(",") if word.strip()]
+    if patterns and not words:
+        # An empty variable in a script must not mean the whole fleet.
+        raise UsageError("hosts: nothing was named", details=[f"hosts: {', '.join(loaded.inventory.hosts)}"])
     wanted = [word for word in words if not word.startswith("!")]
     chosen = {name for word in wanted for name in _matches(loaded, word)} if wanted else set(loaded.inventory.hosts)
     for word in words:

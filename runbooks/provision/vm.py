@@ -10,6 +10,7 @@ from pathlib import Path
 from runbooks.engine.errors import CheckFailed, NoAnswer, RunbookError, Unreachable, UsageError
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Node, Vm
+from runbooks.paths import expand
 from runbooks.provision import contact
 from runbooks.provision.node import look_at
 from runbooks.proxmox.act import Hands
@@ -57,7 +58,7 @@ def login(session: Session, node: Node) -> Login:
         user=node.user,
         token=session.secret(node.token),
         password=session.secret(node.password),
-        ca=folder / Path(node.ca).expanduser() if node.ca else None,
+        ca=folder / expand(node.ca) if node.ca else None,
         fingerprint=node.fingerprint,
     )
 
@@ -303,7 +304,7 @@ def public_keys(vm: Vm, folder: Path, read: Callable[[Path], str] = Path.read_te
     for word in vm.ssh_keys:
         lines = [word]
         if not word.startswith(("ssh-", "ecdsa-", "sk-")):
-            path = folder / Path(word).expanduser()
+            path = folder / expand(word)
             try:
                 lines = read(path).splitlines()
             except (OSError, UnicodeDecodeError) as error:

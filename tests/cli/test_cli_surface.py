@@ -130,3 +130,21 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
     details = Path(done.stderr.split("report: ")[1].strip())
     assert "ValueError: x" in details.read_text()
     details.unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["health", "--hosts", ""], "nothing was named"),
+        (["health", "--hosts", ","], "nothing was named"),
+        (["health", "--inventory", "~nobody-of-that-name/x.yaml"], "there is no inventory"),
+        (["bench", "--out", "/dev/null"], "nothing can be written"),
+        (["bench", "--window", "nan"], "window"),
+        (["bench", "--window", "inf"], "window"),
+        (["bench.report", "--out", "/proc/nope"], "nothing can be written"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: list[str], said: str) -> None:
+    done = invoke(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
