@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from runbooks.engine.report import Event, Printer
 
@@ -33,6 +33,9 @@ STYLES = {
     "undecided": "cyan",
     "info": "dim",
 }
+
+KEPT_WHOLE = 13
+"""Characters up to which a table's column is not broken on a narrow terminal while the longer ones can make room."""
 
 
 def printer(*, json_lines: bool = False, plain: bool = False) -> Printer:
@@ -123,18 +126,30 @@ class RichPrinter:
             self._console.print(Text(event.text, style="bold"))
         else:
             style = STYLES.get(event.data.get("state") or event.data.get("level") or "", "")
-            for number, line in enumerate(event_lines(event)):
-                shown = style if number == 0 else _diff_style(line.removeprefix(_prefix(event)))
-                self._console.print(Text(line, style=shown), soft_wrap=True)
+            said, *below = event_lines(event)
+            if event.kind in ("note", "result"):
+                said = _wrapped(said, self._console.width, len(_prefix(event)) + 2)
+            self._console.print(Text(said, style=style), soft_wrap=True)
+            for line in below:  # commands and logs: never broken, so that they can be copied
+                self._console.print(Text(line, style=_diff_style(line.removeprefix(_prefix(event)))), soft_wrap=True)
 
     def _table(self, event: Event) -> None:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"{_prefix(event)}{event.text}", box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for name, right in zip(event.data["columns"], _numeric_columns(event), strict=True):
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table = Table(
+            title=f"{_prefix(event)}{event.text}",
+            box=SIMPLE_HEAD,
+            title_justify="left",
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        widths = [max(map(len, cells)) for cells in zip(event.data["columns"], *event.data["rows"], strict=True)]
+        whole = sum(min(width, KEPT_WHOLE) + 2 for width in widths) < self._console.width
+        for name, right, width in zip(event.data["columns"], _numeric_columns(event), widths, strict=True):
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=whole and width <= KEPT_WHOLE)
         for row in event.data["rows"]:
             table.add_row(*(Text(cell) for cell in row))
         self._console.print(table)
@@ -159,6 +174,13 @@ class RichPrinter:
 
     def close(self) -> None:
         self._live.stop()
+
+
+def _wrapped(line: str, width: int, indent: int) -> str:
+    """A sentence broken between words; a path or an address that is too long stays whole."""
+    import textwrap
+
+    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def event_lines(event: Event) -> list[str]:
