@@ -202,12 +202,14 @@ def canary(
         "window": "seconds measured a point",
         "out": "the folder for results",
         "force": "measure although other people's requests are running",
+        "url": "any OpenAI-compatible server instead, from here; its key: $RUNBOOKS_API_KEY",
     },
 )
 def sweep(
     context: Context,
     hosts: list[str],
     concurrency: list[str],
+    url: str = "",
     input_len: int = 0,
     output_len: int = 0,
     window: float = 0.0,
@@ -218,8 +220,21 @@ def sweep(
     plain: bool = False,
 ) -> int:
     """Measure 1 to 64 streams; say what bounds them."""
-    from runbooks.bench import bench_hosts
+    from runbooks.bench import bench_hosts, bench_url, streams_of
+    from runbooks.engine.printers import printer
+    from runbooks.engine.report import Reporter
 
+    if url:
+        return bench_url(
+            url,
+            concurrency=streams_of(concurrency),
+            input_len=input_len,
+            output_len=output_len,
+            window=window,
+            out=out,
+            force=force,
+            reporter=Reporter(printer(json_lines=json, plain=plain)),
+        )
     with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return bench_hosts(
             session,

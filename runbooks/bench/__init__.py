@@ -2,7 +2,8 @@
 
 from runbooks.bench.between import collectives_hosts
 from runbooks.bench.compare import compare_runs, list_results
-from runbooks.bench.hosts import EXAMPLE, bench_hosts, recompute_run, report_only
+from runbooks.bench.hosts import EXAMPLE, bench_hosts, recompute_run, report_only, streams_of
+from runbooks.bench.remote import bench_url
 from runbooks.bench.results import BenchResult, Recomputed, assess, recompute
 from runbooks.bench.sweep import BenchOptions, run_bench
 from runbooks.bench.whatif import ceiling_task
@@ -14,6 +15,7 @@ __all__ = [
     "Recomputed",
     "assess",
     "bench_hosts",
+    "bench_url",
     "ceiling_task",
     "collectives_hosts",
     "compare_runs",
@@ -22,4 +24,5 @@ __all__ = [
     "recompute_run",
     "report_only",
     "run_bench",
+    "streams_of",
 ]

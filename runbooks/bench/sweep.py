@@ -54,7 +54,7 @@ class BenchOptions:
 
 
 @dataclass
-class _Follower:
+class Follower:
     """Reads the load generator's JSON lines: progress for people, errors for us."""
 
     report: Reporter
@@ -111,7 +111,7 @@ def run_bench(
     if key:
         report.hide(key)
     remote = f"{paths.STATE}/bench/{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    follower = _Follower(report, host, sweep)
+    follower = Follower(report, host, sweep)
     try:
         interrupted = _drive(conn, loaded, host, options, sweep, key, remote, follower, report)
         release = _release(conn)
@@ -184,7 +184,7 @@ def _drive(
     sweep: tuple[int, ...],
     key: Secret | None,
     remote: str,
-    follower: _Follower,
+    follower: Follower,
     report: Reporter,
 ) -> bool:
     """Run the load generator to its end. True when it was interrupted and left a partial result."""

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from runbooks import paths
-from runbooks.bench import BenchOptions, recompute, run_bench
-from runbooks.engine.errors import RunbookError
+from runbooks.bench import BenchOptions, bench_url, recompute, run_bench
+from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.report import Event, Reporter
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory import Loaded, load
@@ -98,3 +98,20 @@ def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, mo
             run_bench(host, loaded, "glm5-a", options=BenchOptions(), report=Reporter(Said()), out=tmp_path / "results")
         assert advice in (error.value.next or "")
     assert not (tmp_path / "results").exists()
+
+
+def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNBOOKS_API_KEY", KEY)
+    monkeypatch.setattr("runbooks.bench.remote.Bench", lambda: Bench(concurrency=(2,), warmup=0.0))
+    short: dict[str, Any] = {"input_len": 40, "output_len": 32, "window": 0.3, "out": str(tmp_path)}
+    said = Said()
+    assert bench_url(f"http://127.0.0.1:{port}", reporter=Reporter(said), **short) == 0
+    folder = next(tmp_path.iterdir())
+    assert recompute(folder).differences == ()
+    assert json.loads((folder / "points.json").read_text())["verdict"]["word"] == "no verdict"
+    assert "unknown cards" in (folder / "report.html").read_text()
+    assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    with pytest.raises(RunbookError, match="3 live or queued"):
+        bench_url(f"http://127.0.0.1:{port}/busy", reporter=Reporter(said), **short)
+    with pytest.raises(UsageError, match="no http"):
+        bench_url("ftp://x", reporter=Reporter(said))
