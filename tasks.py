@@ -71,6 +71,7 @@ def provision(
 
 
 @command(
+    word="profile",
     iterable=["hosts"],
     help={
         **WHERE,
@@ -83,8 +84,8 @@ def provision(
 )
 def deploy(
     context: Context,
-    profile: str,
     hosts: list[str],
+    profile: str = "",
     inventory: str | None = None,
     check: bool = False,
     diff: bool = False,
@@ -267,12 +268,18 @@ def collectives(
         return collectives_hosts(session, out=out, force=force)
 
 
-@command(word="run", help={"run": "a results folder (default: the bundled example)", "out": "where to write"})
-def report(context: Context, run: str = "", out: str = "results/example") -> int:
+@command(
+    word="run",
+    help={
+        "run": "a results folder (default: the bundled example)",
+        "out": "where to write (default: into the run itself; the example's goes to results/example)",
+    },
+)
+def report(context: Context, run: str = "", out: str = "") -> int:
     """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
 
-    return report_only(run or None, out)
+    return report_only(run or None, out or run or "results/example")
 
 
 @command(positional=["before", "now"], help={"before": "a results folder", "now": "another"})
@@ -306,8 +313,8 @@ def ceiling(context: Context, run: str = "", inventory: str | None = None, json:
         return ceiling_task(session, run=run, as_json=json)
 
 
-@command(positional=["run"], help={"run": "a results folder"})
-def recompute(context: Context, run: str) -> int:
+@command(word="run", help={"run": "a results folder"})
+def recompute(context: Context, run: str = "") -> int:
     """Recompute a run from its raw log, and compare."""
     from runbooks.bench import recompute_run
 

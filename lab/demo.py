@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     if reason:
         print(f"demo: {reason}; what runs without it: ./dev demo --report-only", file=sys.stderr)
         return 2
-    lab = Lab.open("demo")
+    lab = _free_lab()
     try:
         return _road(lab, options)
     except RunbookError as error:
@@ -43,6 +44,17 @@ def main(arguments: Sequence[str]) -> int:
             lab.down()
 
 
+def _free_lab() -> Lab:
+    """A lab of our own: another demo that is up, kept for a look, is somebody's."""
+    for number in itertools.count(1):
+        lab = Lab.open("demo" if number == 1 else f"demo-{number}")
+        if lab.exists and lab.dead:
+            lab.down()
+        if not lab.exists:
+            return lab
+    raise AssertionError("unreachable")
+
+
 def _road(lab: Lab, options: argparse.Namespace) -> int:
     begun = time.monotonic()
     path = lab.inventory
@@ -53,7 +65,6 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
 
             binds = engine.prepare(progress).binds
             path = lab.folder / engine.INVENTORY.name
-        lab.down()  # a fresh host each time
         lab.up(0, progress=progress)
         lab.start_proxmox(binds=binds)
         path = write_inventory(lab, path)
@@ -70,7 +81,8 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
         code = _type(*command)
         if code != 0:
             print(
-                f"\ndemo: invoke {command[0]} ended with {code}; with --keep the host stays up for a look",
+                f"\ndemo: invoke {command[0]} ended with {code}"
+                + ("" if options.keep else "; with --keep the host stays up for a look"),
                 file=sys.stderr,
             )
             return code

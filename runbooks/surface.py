@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from invoke.collection import Collection
@@ -76,6 +77,17 @@ class _MendedTask(Task[Any]):
             if argument.kind in (int, float):
                 argument.__class__ = _Number
         return arguments
+
+
+def _quiet_ends(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """For Invoke's own code: `invoke --list | head` and an early Ctrl-C end without a traceback."""
+    if issubclass(kind, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _quiet_ends
 
 
 def accept_words(namespace: Collection) -> None:

@@ -93,6 +93,8 @@ def report_only(run: str | Path | None, out: str | Path, reporter: Reporter | No
 
 def recompute_run(run: str | Path, reporter: Reporter | None = None) -> int:
     """0: every number came out as it stands in points.json, from the raw logs that the run recorded."""
+    if not str(run):
+        raise UsageError("run: a results folder is needed", next="invoke results")
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
         again = recompute(Path(run))

@@ -36,6 +36,7 @@ if command -v nvidia-smi >/dev/null; then
 fi
 echo '{mark} installs'
 find /var/log/apt/term.log /var/lib/dkms {jobs} -name '*log' -mmin -{minutes} 2>/dev/null |
+  grep -v -e /canary- -e /bench- -e /collectives- |
   while read -r f; do tail -n 400 "$f"; done
 """
 FIELDS = "ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,LoadState"

@@ -20,6 +20,8 @@ from runbooks.bench.loadgen.point import null_run, processes_for
 from runbooks.bench.validity import Limits, faults
 from runbooks.engine.artefact import build_zipapp
 
+pytestmark = pytest.mark.served
+
 SERVER = Path(__file__).parent / "tiny_sse.py"
 
 

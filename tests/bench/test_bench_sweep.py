@@ -21,6 +21,8 @@ from runbooks.inventory import Loaded, load
 from runbooks.inventory.shape import Bench, SecretRef, Server
 from tests.engine.conftest import LocalConnection
 
+pytestmark = pytest.mark.served
+
 ROOT = Path(__file__).parents[2]
 KEY = "sk-bench-secret"
 

@@ -18,6 +18,8 @@ from runbooks.canary.probe.client import Endpoint
 from runbooks.canary.probe.run import Canary
 from tests.canary.scripted_server import Asked, Scripted, healthy
 
+pytestmark = pytest.mark.served
+
 GARBAGE = "wet kettle " * 30
 
 

@@ -86,7 +86,7 @@ def test_03_a_missing_gpu_stops_the_run_and_names_the_page(invoke: Invoke, guest
 def test_04_a_model_that_does_not_fit_is_refused_before_it_is_downloaded(
     invoke: Invoke, guest: Guest, edited: Callable[[str, str], Path]
 ) -> None:
-    huge = edited(r"^(\s+size_gb:).*$", r"\1 900000")
+    huge = edited(r"^(\s+size_gb:).*$", r"\1 440")
     text = ok(invoke("provision", "--yes", "--tags", "model", inventory=huge), 1)
     assert "GB" in text
     assert not guest.run("ls /srv/models/GLM-5-NVFP4", check=False).stdout

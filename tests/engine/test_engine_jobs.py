@@ -16,6 +16,8 @@ from runbooks.engine.report import Event, Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
 
+pytestmark = pytest.mark.served
+
 
 class Recorder:
     """A printer that keeps the events."""

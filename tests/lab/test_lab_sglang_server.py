@@ -16,6 +16,8 @@ import pytest
 
 from tests.lab.sglang_standin import CHAT, DATA, TWO, Server, capture, flow, running, shape, wait_for
 
+pytestmark = pytest.mark.served
+
 COMPLETIONS = "/v1/completions"
 GLM = "[gMASK]<sop><|user|>\nWhat is 2+2?<|assistant|>\n"
 LOST = (http.client.RemoteDisconnected, ConnectionResetError)

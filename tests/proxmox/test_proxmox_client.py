@@ -18,6 +18,8 @@ from runbooks.proxmox.plan import Create, Download, Map, Start
 from runbooks.proxmox.tasks import TaskFailed, Upid
 from tests.proxmox.conftest import Lab
 
+pytestmark = pytest.mark.served
+
 MakeVm = Callable[..., Vm]
 MakeWanted = Callable[..., Wanted]
 ENTRY = "node=pve,path=0000:01:00.0,id=10de:2bb5,iommugroup=20,subsystem-id=10de:204e"

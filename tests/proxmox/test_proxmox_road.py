@@ -16,6 +16,8 @@ from runbooks.proxmox.seen import look
 from tests.proxmox.apidoc import ApiDoc, apidoc, needs_apidoc
 from tests.proxmox.conftest import Lab
 
+pytestmark = pytest.mark.served
+
 __all__ = ["apidoc"]
 
 MakeWanted = Callable[..., Wanted]

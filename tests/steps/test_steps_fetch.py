@@ -19,6 +19,8 @@ from runbooks.engine.artefact import build_zipapp
 from runbooks.steps.checks import free_space
 from runbooks.steps.downloads import FETCH, Download
 
+pytestmark = pytest.mark.served
+
 HEADER = b'{"w":{"dtype":"U8","shape":[2304000],"data_offsets":[0,2304000]}}'
 
 FILES = {
