@@ -18,6 +18,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
+from runbooks.inventory.shape import Model
 from runbooks.sglang import readback
 from runbooks.sglang.flags import Value
 
@@ -28,6 +29,29 @@ class Served:
 
     release: Release
     observed: dict[str, Value]
+
+
+def speaks_sense(
+    conn: Connection,
+    loaded: Loaded,
+    model: Model,
+    key: Secret | None,
+    battery: Literal["quick", "full"],
+    *,
+    report: Reporter,
+) -> None:
+    """Ask the canary. Raises RunbookError with what it found."""
+    result = run_canary(conn, server=loaded.inventory.server, model=model, battery=battery, report=report, api_key=key)
+    if result.verdict != "healthy":
+        faults = [f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults]
+        raise RunbookError(
+            f"it answers, but the {battery} canary says {result.verdict}",
+            host=conn.name,
+            step="deploy",
+            details=faults[:5],
+            next=f"invoke canary --battery {battery} --hosts {conn.name}",
+            page=result.page,
+        )
 
 
 @dataclass
@@ -156,25 +180,7 @@ class Attempt:
         return {name: observed[name] for name in readback.SHOWN if name in observed}
 
     def _canary(self, battery: Literal["quick", "full"]) -> None:
-        result = run_canary(
-            self.conn,
-            server=self.loaded.inventory.server,
-            model=self.new.model,
-            battery=battery,
-            report=self.report,
-            api_key=self.key,
-        )
-        if result.verdict != "healthy":
-            raise RunbookError(
-                f"it answers, but the {battery} canary says {result.verdict}",
-                host=self.conn.name,
-                step="deploy",
-                details=[f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults][
-                    :5
-                ],
-                next=f"invoke canary --battery {battery} --hosts {self.conn.name}",
-                page=result.page,
-            )
+        speaks_sense(self.conn, self.loaded, self.new.model, self.key, battery, report=self.report)
 
     def _give_up(self, release: Release, previous: Release | None, error: RunbookError) -> None:
         """Write the failure down and bring the release before back; what became of that is added to the error."""

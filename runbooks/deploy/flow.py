@@ -17,13 +17,13 @@ from typing import Literal
 
 from runbooks import paths
 from runbooks.deploy import gate, releases, software
-from runbooks.deploy.attempt import Attempt, answers, running
+from runbooks.deploy.attempt import Attempt, answers, running, speaks_sense
 from runbooks.deploy.look import Host, check, look, need_runtime
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica
 from runbooks.deploy.unit import Plan, plan, render
 from runbooks.engine import lock
-from runbooks.engine.errors import CheckFailed, NoAnswer, UsageError
+from runbooks.engine.errors import CheckFailed, NoAnswer, RunbookError, UsageError
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
@@ -100,7 +100,9 @@ def deploy(
         key=key,
     )
     new = plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, host))
-    if (served := _already(conn, found, new, key)) is not None:
+    if (served := _already(conn, found, new, key)) is not None and (
+        check_only or _sane(conn, loaded, new, key, report)
+    ):
         report.note(f"release {served.number} with profile {profile} serves and answers: nothing to do", host=host)
         if replica is not None and not check_only:
             replica.take_in()
@@ -168,6 +170,16 @@ def _already(conn: Connection, found: Host, new: Plan, key: Secret | None) -> Re
         return None
     answer = gate.ask(conn, gate.Endpoint(new.host, new.port, new.model.served_name, key), "completion")
     return current if answer.get("status") == 200 and "error" not in answer else None
+
+
+def _sane(conn: Connection, loaded: Loaded, new: Plan, key: Secret | None, report: Reporter) -> bool:
+    """A server that answers nonsense is not there already: it is started again, and has to pass the gate."""
+    try:
+        speaks_sense(conn, loaded, new.model, key, "quick", report=report)
+    except RunbookError as error:
+        report.note(f"{error.message}; starting it again", host=conn.name, level="warning")
+        return False
+    return True
 
 
 def agree(conn: Connection, found: Host, consent: Consent, *, otherwise: gate.Endpoint) -> None:

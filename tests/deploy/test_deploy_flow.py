@@ -201,6 +201,19 @@ def test_the_same_one_that_serves_is_left_alone() -> None:
     assert (result.verdict, result.changed, asked, _steps(host)) == ("unchanged", False, [], [])
 
 
+def test_the_same_one_that_serves_nonsense_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter(["nan", "healthy", "healthy"])
+
+    def canary(*_args: object, **_more: object) -> CanaryResult:
+        return CanaryResult(next(verdicts), (), 1.0, 10, 100)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attempt, "run_canary", canary)
+    host = _host(_look(SAME, running=SAME.stamp))
+    result, asked = _deploy(host)
+    assert (result.verdict, result.release, len(asked)) == ("promoted", 1, 1)
+    assert _steps(host) == ["switch 1", "restart --no-block"]
+
+
 @pytest.mark.parametrize(
     "look", [_look(SAME, state="failed"), _look(SAME, running="1:other")], ids=["down", "another one runs"]
 )
