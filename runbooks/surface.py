@@ -9,8 +9,10 @@ Exit codes: 0 converged or healthy, 1 failed, 2 a usage or inventory error found
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
+import io
 import os
 import sys
 import tempfile
@@ -122,6 +124,7 @@ def complete_values() -> None:
 
 
 def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    _mend_streams()
     try:
         if context.config.run.dry:
             _mean_check(body, kwargs)
@@ -137,9 +140,24 @@ def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[s
         # `invoke bench | head`: nobody reads on. Python would complain again while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            _complain(_report_bug(error))
+        else:
+            _complain("no space left where this was to be written")
+        return 1
     except Exception as error:
         _complain(_report_bug(error))
         return 1
+
+
+def _mend_streams() -> None:
+    """A terminal of another encoding gets question marks for what it cannot show; a closed stdout swallows all."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _mean_check(body: Body, kwargs: dict[str, Any]) -> None:

@@ -148,3 +148,21 @@ def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: lis
     done = invoke(*words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("PYTHONIOENCODING=ascii {} bench.report --out {}", 0),
+        ("{} runbook nan-output >&-", 0),
+        ("{} --list | head -1", 0),
+        ("{} runbook >/dev/full", 1),
+        ("{} bench.report --out {} >/dev/full", 1),
+    ],
+)
+def test_a_stdout_that_takes_less_is_no_bug(how: str, code: int, tmp_path: Path) -> None:
+    line = how.format(INVOKE, tmp_path)
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "a bug in runbooks" not in done.stderr
+    assert done.returncode == code
