@@ -23,6 +23,7 @@ from lab.process import Process
 from runbooks.engine.errors import RunbookError, UsageError
 
 DEPOT_PORT = 8090
+MOST_HOSTS = 60  # 25 MB and a few processes each: more is a slip of the hand on most machines
 PROXMOX_PORT = 8006
 HERE = Path(__file__).parent
 EXAMPLES = sorted(HERE.glob("inventory*.yaml"))  # one for each engine
@@ -129,6 +130,8 @@ class Lab:
 
     def up(self, hosts: int = 1, *, binds: Sequence[Bind] = (), progress: Callable[[str], None] = quiet) -> list[Guest]:
         """Bring it up with at least `hosts` guests that answer ssh. A lab that is up keeps those it has."""
+        if not 0 <= hosts <= MOST_HOSTS:
+            raise UsageError(f"lab: {hosts} hosts; this takes from 0 to {MOST_HOSTS}")
         require_guests()
         tree = base.ensure(progress)
         with locked(f"lab-{self.name}"):

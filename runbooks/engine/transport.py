@@ -10,6 +10,7 @@ The only module that imports Fabric or Paramiko.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, Unreachable
+from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer, Shell
 
@@ -240,6 +241,8 @@ class Connection:
         login: dict[str, Any] = {**connection.connect_kwargs}  # ssh_config may have named a key
         login |= {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
         if self.target.key is not None:
+            if not os.access(self.target.key, os.R_OK):
+                raise UsageError(f"the key file {self.target.key} is not there, or cannot be read", host=self.name)
             login |= {"key_filename": str(self.target.key), "look_for_keys": False}
         if connection.gateway is None:
             login["sock"] = _open_socket(connection.host, connection.port)
@@ -253,8 +256,12 @@ class Connection:
 
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         client.load_system_host_keys()  # the person's own ~/.ssh/known_hosts counts as well
-        if self.target.known_hosts.exists():
-            client.load_host_keys(str(self.target.known_hosts))
+        known = self.target.known_hosts
+        if known.exists():
+            try:
+                client.load_host_keys(str(known))
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{known} cannot be read as known_hosts: {_reason(error)}") from None
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(what, host=self.name, next=self.target.ssh, page="host-unreachable")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
+import paramiko
 import pytest
 
-from runbooks.engine.errors import NoAnswer
-from runbooks.engine.transport import Connection
+from runbooks.engine.errors import NoAnswer, UsageError
+from runbooks.engine.transport import Connection, Target
 
 
 def test_an_answer_is_exact(local: Connection) -> None:
@@ -67,3 +71,14 @@ def test_files_go_and_come_back(local: Connection, tmp_path: object) -> None:
     local.put(data, path, mode=0o640)
     assert local.fetch(path) == data
     assert local.ask(f"stat -c %a -- '{tmp_path}/a folder/'*").out.strip() == "640"
+
+
+def test_a_known_hosts_that_is_no_text_and_a_key_that_is_not_there(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_bytes(bytes(range(256)))
+    target = Target(name="x", address="127.0.0.1", port=9, known_hosts=known)
+    with Connection(target) as connection, pytest.raises(UsageError, match="cannot be read as known_hosts"):
+        connection._check_host_keys(paramiko.SSHClient())
+    lost = dataclasses.replace(target, known_hosts=tmp_path / "none", key=tmp_path / "id")
+    with Connection(lost) as connection, pytest.raises(UsageError, match="the key file"):
+        connection.ask(":")
