@@ -155,7 +155,7 @@ def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: lis
     [
         ("PYTHONIOENCODING=ascii {} bench.report --out {}", 0),
         ("{} runbook nan-output >&-", 0),
-        ("{} --list | head -1", 0),
+        ("{} --list | head -1; true", 0),  # 0 or 1, by who is faster; but no traceback
         ("{} runbook >/dev/full", 1),
         ("{} bench.report --out {} >/dev/full", 1),
     ],
