@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
 from runbooks import host_tasks, oncall_tasks, vm_tasks
+from runbooks.options import CHECK, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
-
-if TYPE_CHECKING:
-    from runbooks.session import Session
-
-WHERE = {
-    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
-    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
-    "json": "one JSON event a line",
-    "plain": "no live display, no colour",
-}
-YES = {"yes": "do not ask: consent to reboots and to downtime"}
-CHECK = {"check": "say what would change, and change nothing (exit code 3 when something would)"}
-
-
-def _session(**options: Any) -> Session:
-    from runbooks.session import Session
-
-    return Session.open(**options)
 
 
 @command(
@@ -66,7 +47,7 @@ def provision(
     from runbooks.provision import provision as run
 
     rollout = Rollout.read(serial=serial, parallel=parallel, stop_after_failures=stop_after_failures)
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes, rollout=rollout) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes, rollout=rollout) as session:
         return run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff, wait=wait)
 
 
@@ -97,7 +78,7 @@ def deploy(
     """Start the server with a profile; roll back if it fails."""
     from runbooks.deploy import deploy_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         return deploy_hosts(session, profile, check=check, diff=diff, full_canary=not quick)
 
 
@@ -123,7 +104,7 @@ def releases(
     """What was deployed on a host, and which release serves."""
     from runbooks.deploy import list_releases
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         return list_releases(session, show=show, remove=prune)
 
 
@@ -140,7 +121,7 @@ def rollback(
     """Bring an earlier release back, its software included."""
     from runbooks.deploy import rollback_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         return rollback_hosts(session, to or None)
 
 
@@ -158,7 +139,7 @@ def gateway(
     """SGLang's gateway in front of the groups that have one."""
     from runbooks.deploy import gateways
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         return gateways(session, check=check, diff=diff)
 
 
@@ -169,7 +150,7 @@ def health(
     """Is it alive: unit, completion, queue, GPUs, disk."""
     from runbooks.health import check_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return check_hosts(session)
 
 
@@ -188,7 +169,7 @@ def canary(
     """Does it speak sense: prompts for known failures."""
     from runbooks.canary import canary_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return canary_hosts(session, battery)
 
 
@@ -236,7 +217,7 @@ def sweep(
             force=force,
             reporter=Reporter(printer(json_lines=json, plain=plain)),
         )
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return bench_hosts(
             session,
             concurrency=concurrency,
@@ -264,7 +245,7 @@ def collectives(
     """Measure what moves between GPUs; prove peer-to-peer."""
     from runbooks.bench import collectives_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return collectives_hosts(session, out=out, force=force)
 
 
@@ -309,7 +290,7 @@ def ceiling(context: Context, run: str = "", inventory: str | None = None, json:
     """What the cards allow, and what each option can change."""
     from runbooks.bench import ceiling_task
 
-    with _session(inventory=inventory, hosts=[]) as session:
+    with open_session(inventory=inventory, hosts=[]) as session:
         return ceiling_task(session, run=run, as_json=json)
 
 

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from invoke.context import Context
 
+from runbooks.options import WHERE, YES, open_session
 from runbooks.surface import command
-
-if TYPE_CHECKING:
-    from runbooks.session import Session
-
-WHERE = {
-    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
-    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
-    "json": "one JSON event a line",
-    "plain": "no live display, no colour",
-}
-YES = {"yes": "do not ask: consent to reboots and to downtime"}
-
-
-def _session(**options: Any) -> Session:
-    from runbooks.session import Session
-
-    return Session.open(**options)
 
 
 @command(iterable=["hosts"], help=WHERE)
@@ -33,7 +15,7 @@ def status(
     """One line a host: release, canary, jobs, lock, bench."""
     from runbooks.status import tell_status
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return tell_status(session)
 
 
@@ -42,7 +24,7 @@ def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes
     """Take a host's lock away from a run that is gone."""
     from runbooks.audit import unlock_hosts
 
-    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
         return unlock_hosts(session)
 
 
@@ -51,7 +33,7 @@ def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | 
     """What was changed on a host, when, and by whom."""
     from runbooks.audit import tell_changes
 
-    with _session(inventory=inventory, hosts=hosts, json=json) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json) as session:
         return tell_changes(session, lines)
 
 
@@ -65,7 +47,7 @@ def list_jobs(
     """Long work on the hosts: at work and ended."""
     from runbooks.jobs import list_jobs as run
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return run(session)
 
 
@@ -81,7 +63,7 @@ def follow_job(
     """Watch a job's log to its end."""
     from runbooks.jobs import follow_job as run
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return run(session, job)
 
 
@@ -97,7 +79,7 @@ def job_result(
     """How a job ended, and its last lines."""
     from runbooks.jobs import tell_result as run
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return run(session, job)
 
 
@@ -108,7 +90,7 @@ def cancel_job(
     """End a job, with all that it started."""
     from runbooks.jobs import cancel_job as run
 
-    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
         return run(session, job)
 
 
@@ -120,5 +102,5 @@ def adopt(context: Context, host: str, out: str = "", inventory: str | None = No
     """An inventory of a box that was built by hand."""
     from runbooks.adopt import adopt_host
 
-    with _session(inventory=inventory, plain=plain) as session:
+    with open_session(inventory=inventory, plain=plain) as session:
         return adopt_host(session, host, out)

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from invoke.context import Context
 
+from runbooks.options import CHECK, WHERE, open_session
 from runbooks.surface import command
 
 if TYPE_CHECKING:
     from runbooks.engine.report import Reporter
-    from runbooks.session import Session
 
-WHERE = {
-    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
-    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
-    "json": "one JSON event a line",
-    "plain": "no live display, no colour",
-}
 YES = {"yes": "do not ask: consent to what the page's blocks change"}
-CHECK = {"check": "say what would change, and change nothing (exit code 3 when something would)"}
 BATTERY = {"battery": "quick (under 90 s) or full"}
-
-
-def _session(**options: Any) -> Session:
-    from runbooks.session import Session
-
-    return Session.open(**options)
 
 
 def _reporter(json: bool, plain: bool) -> Reporter:
@@ -51,7 +38,7 @@ def install(
     """A timer on the host that runs it; Prometheus metrics."""
     from runbooks.canary.install import install_hosts
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return install_hosts(session, every=every, battery=battery, check=check)
 
 
@@ -78,7 +65,7 @@ def diagnose(
 
     if file:
         return diagnose_file(file, _reporter(json, plain))
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return diagnose_hosts(session, since)
 
 
@@ -109,5 +96,5 @@ def runbook(
         return show(page)
     from runbooks.incident import run_page
 
-    with _session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
         return run_page(session, page, hosts, log)

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from invoke.context import Context
 
+from runbooks.options import WHERE, open_session
 from runbooks.surface import command
 
-if TYPE_CHECKING:
-    from runbooks.session import Session
-
 HELP = {
-    "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml here)",
-    "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
-    "json": "one JSON event a line",
-    "plain": "no live display, no colour",
+    **WHERE,
     "yes": "do not ask: consent to downtime",
     "confirm": "the VM's name, typed once more, where there is nobody to ask",
     "node": "the Proxmox nodes below these hosts: IOMMU, cards, memory, the API account's privileges",
 }
-
-
-def _session(**options: Any) -> Session:
-    from runbooks.session import Session
-
-    return Session.open(**options)
 
 
 @command(iterable=["hosts"], help=HELP)
@@ -35,7 +22,7 @@ def status(
     """Does the VM exist, and does it run."""
     from runbooks.provision import power
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return power.status(session)
 
 
@@ -46,7 +33,7 @@ def start(
     """Start the VM, once."""
     from runbooks.provision import power
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return power.start(session)
 
 
@@ -62,7 +49,7 @@ def shutdown(
     """Let the guest shut down; never by force."""
     from runbooks.provision import power
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         return power.shutdown(session)
 
 
@@ -71,7 +58,7 @@ def console(context: Context, hosts: list[str], inventory: str | None = None) ->
     """The VM's serial console; Ctrl-O leaves it."""
     from runbooks.provision import power
 
-    with _session(inventory=inventory, hosts=hosts) as session:
+    with open_session(inventory=inventory, hosts=hosts) as session:
         return power.console(session)
 
 
@@ -87,7 +74,7 @@ def destroy(
     """Remove a VM and its disks; its name must be typed."""
     from runbooks.provision import power
 
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return power.destroy(session, confirm)
 
 
@@ -106,5 +93,5 @@ def doctor(
 
     if not node:
         raise UsageError("say what to look at: --node", next="invoke doctor --node   (the host itself: invoke health)")
-    with _session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return doctor_nodes(session)

@@ -20,6 +20,7 @@ LEVELS = {
     "inventory": 2,
     "session": 3,
     "oncall": 3,
+    "options": 4,
     "audit": 4,
     "incident": 4,
     "jobs": 4,
