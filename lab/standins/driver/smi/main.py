@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .cards import MAX_LIMIT, MIN_LIMIT, Card, cards
 from .machine import Machine
 from .query import Refused, apps_csv, gpu_csv, report
-from .screens import listing, nvml_version, peers, table, topology, versions
+from .screens import link_rates, listing, nvml_version, peers, table, topology, versions
 
 NOT_LOADED = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
@@ -20,7 +20,7 @@ NOT_LOADED = (
 )
 _LONG = (
     *("query-gpu=", "query-compute-apps=", "format=", "id=", "list-gpus", "query", "display=", "version", "help"),
-    *("persistence-mode=", "power-limit=", "xml-format"),
+    *("persistence-mode=", "power-limit=", "xml-format", "loop-ms="),
 )
 _SHORT_OF_LONG = {"--id": "-i", "--list-gpus": "-L", "--query": "-q", "--display": "-d", "--help": "-h"}
 _SHORT_OF_LONG |= {"--persistence-mode": "-pm", "--power-limit": "-pl"}
@@ -31,15 +31,28 @@ def main(argv: Sequence[str], machine: Machine | None = None) -> int:
     machine = machine or Machine()
     if machine.faults().get("hang"):
         _hang()
-    try:
-        text, rc = _answer(list(argv), machine), 0
-    except Refused as refused:
-        text, rc = refused.text, refused.rc
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader of the pipe had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return rc
+    while True:
+        try:
+            pause = _pause(argv)
+            text, rc = _answer(list(argv), machine), 0
+        except Refused as refused:
+            text, rc, pause = refused.text, refused.rc, None
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # the reader of the pipe had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return rc
+        if pause is None:
+            return rc
+        time.sleep(pause)
+
+
+def _pause(argv: Sequence[str]) -> float | None:
+    """Seconds between two answers of a command that goes on until it is ended."""
+    if list(argv[:3]) == ["dmon", "-s", "t"]:
+        return float(argv[argv.index("-d") + 1]) if "-d" in argv else 1.0
+    options, _ = _parse(list(argv))
+    return float(options["--loop-ms"]) / 1e3 if "--loop-ms" in options else None
 
 
 def _hang() -> None:
@@ -51,6 +64,8 @@ def _hang() -> None:
 
 
 def _answer(argv: list[str], machine: Machine) -> str:
+    if argv[:3] == ["dmon", "-s", "t"]:
+        return link_rates(_attached(machine))
     options, words = _parse(argv)
     if "-h" in options:
         return f"NVIDIA System Management Interface -- v{machine.library_version()} (lab stand-in: no GPU is read)"
@@ -158,7 +173,9 @@ def _parse(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     """Options and, for `topo`, the words. nvidia-smi's two-letter options are folded before getopt sees them."""
     if argv[:1] == ["topo"]:
         return {}, argv
-    folded = [{"-pm": "--persistence-mode", "-pl": "--power-limit"}.get(word, word) for word in argv]
+    folded = [
+        {"-pm": "--persistence-mode", "-pl": "--power-limit", "-lms": "--loop-ms"}.get(word, word) for word in argv
+    ]
     try:
         found, rest = getopt.gnu_getopt(folded, "Lqxhi:d:", _LONG)
     except getopt.GetoptError as error:

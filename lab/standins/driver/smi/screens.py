@@ -128,3 +128,11 @@ _PEER_LEGEND = (
     "  NS   = Not supported",
     "  U    = Unknown",
 )
+
+
+def link_rates(chosen: Sequence[Card]) -> str:
+    """One beat of `nvidia-smi dmon -s t`: MB/s that each card received and sent over PCIe."""
+    rows = [
+        f"{card.index:>5}{int(card.values['rx']) // 1000:>9}{int(card.values['tx']) // 1000:>9} " for card in chosen
+    ]
+    return "\n".join(["# gpu    rxpci    txpci ", "# Idx     MB/s     MB/s ", *rows])
