@@ -23,6 +23,7 @@ from runbooks.surface import accept_words, command, complete_values
         "serial": "hosts in a batch, or a share such as 25%; a batch begins when the one before has ended",
         "parallel": "the most hosts at once (default: 50)",
         "stop_after_failures": "begin no more hosts after so many have failed",
+        "verbose": "every line that apt, pip and compilers print (a failed step shows its last ones in any case)",
         "wait": "while another run holds a host, wait for its end",
     },
 )
@@ -39,6 +40,7 @@ def provision(
     stop_after_failures: int = 0,
     wait: bool = False,
     yes: bool = False,
+    verbose: bool = False,
     json: bool = False,
     plain: bool = False,
 ) -> int:
@@ -47,7 +49,8 @@ def provision(
     from runbooks.provision import provision as run
 
     rollout = Rollout.read(serial=serial, parallel=parallel, stop_after_failures=stop_after_failures)
-    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes, rollout=rollout) as session:
+    said = {"json": json, "plain": plain, "verbose": verbose}
+    with open_session(inventory=inventory, hosts=hosts, yes=yes, rollout=rollout, **said) as session:
         return run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff, wait=wait)
 
 
@@ -154,7 +157,7 @@ def health(
         return check_hosts(session)
 
 
-BATTERY = {"battery": "quick (under 90 s) or full"}
+BATTERY = {"battery": "quick (under 90 s), gate (with 64 streams at once) or full"}
 
 
 @command(name="run", default=True, iterable=["hosts"], help={**WHERE, **BATTERY})

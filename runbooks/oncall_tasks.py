@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runbooks.engine.report import Reporter
 
 YES = {"yes": "do not ask: consent to what the page's blocks change"}
-BATTERY = {"battery": "quick (under 90 s) or full"}
+BATTERY = {"battery": "quick (under 90 s), gate (with 64 streams at once) or full"}
 
 
 def _reporter(json: bool, plain: bool) -> Reporter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from runbooks.canary.run import CanaryResult, PromptResult, run_canary
+from runbooks.canary.run import BATTERIES, LIMIT, CanaryResult, PromptResult, run_canary
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Level, Reporter
 
@@ -24,8 +24,8 @@ WORDS = {
 
 def canary_hosts(session: Session, battery: str) -> int:
     """Exit code 0 where every server is healthy, else 1."""
-    if battery not in ("quick", "full"):
-        raise UsageError(f"there is no battery {battery!r}", details=["quick (under 90 s) or full (minutes)"])
+    if battery not in LIMIT:
+        raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
     server = session.loaded.inventory.server
     key = session.secret(server.api_key)
 

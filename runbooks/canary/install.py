@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from runbooks import paths
-from runbooks.canary.run import LIMIT, probe_words
+from runbooks.canary.run import BATTERIES, LIMIT, probe_words
 from runbooks.engine import lock
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, UsageError
@@ -33,7 +33,7 @@ TEXTFILE = "/var/lib/prometheus/node-exporter/runbooks_canary.prom"
 def install_hosts(session: Session, *, every: str, battery: str, check: bool = False) -> int:
     """Exit code 3 where `check` found something to change."""
     if battery not in LIMIT:
-        raise UsageError(f"there is no battery {battery!r}", details=["quick (under 90 s) or full (minutes)"])
+        raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
     if not re.fullmatch(r"\d+(?:s|min|m|h)", every):
         raise UsageError(f"--every {every!r} is no length of time", details=["for example 10m or 1h"])
 

@@ -24,9 +24,13 @@ Verdict = Literal["healthy", "degraded", "nan", "dead"]
 EXIT_CODES: dict[str, int] = {"healthy": 0, "degraded": 1, "nan": 1, "dead": 1}
 PAGES: dict[str, str] = {"degraded": "canary-degraded", "nan": "nan-output", "dead": "server-down"}
 
-LIMIT = {"quick": 180.0, "full": 1200.0}
+Battery = Literal["quick", "gate", "full"]
+
+LIMIT = {"quick": 180.0, "gate": 180.0, "full": 1200.0}
 """Seconds after which the job is ended from outside. The probe keeps its own, shorter budget (90 s and 900 s on an
 idle server)."""
+
+BATTERIES = "quick (under 90 s), gate (quick, with 64 streams at once, as after a deploy) or full (minutes)"
 
 KNOWS_FROM = 1e9
 """Active parameters from which a model is expected to know that Paris is in France. Tiny test models only repeat what
@@ -88,7 +92,7 @@ def run_canary(
     *,
     server: Server,
     model: Model,
-    battery: Literal["quick", "full"] = "quick",
+    battery: Battery = "quick",
     report: Reporter,
     api_key: Secret | None = None,
 ) -> CanaryResult:

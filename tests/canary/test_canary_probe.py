@@ -73,6 +73,14 @@ def test_the_full_battery_is_healthy_too() -> None:
     assert len(bursts) == 8 + 3 + 13 + 16 + 33 + 64 + 72
 
 
+def test_the_gate_sends_64_at_once() -> None:
+    with Scripted() as server:
+        verdict, events = run(server, "gate")
+    assert (verdict, failing(events)) == ("healthy", set())
+    assert len([asked for asked in server.seen if asked.body["max_tokens"] == 32]) == 64
+    assert events[-1]["asked"][-1] == "burst-64"
+
+
 FAULTS: dict[str, Callable[[Asked], bool]] = {
     "arithmetic": lambda asked: asked.number == 0,
     "capital": lambda asked: asked.logprobs,

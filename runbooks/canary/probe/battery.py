@@ -212,7 +212,11 @@ FULL: tuple[Prompt, ...] = (
     _FAR,
     _THINK,
 )
-BATTERIES: Mapping[str, tuple[Prompt, ...]] = {"quick": QUICK, "full": FULL}
-BUDGET: Mapping[str, float] = {"quick": 90.0, "full": 900.0}
-ESSENTIAL = ("arithmetic", "story", "needle-above", "sampled")
+GATE: tuple[Prompt, ...] = (*QUICK[:-1], burst(64))
+"""A deploy's: the quick one with a burst that reaches the race of flashinfer #2708. At 11 tok/s a stream it takes about
+a minute; the timer's quick one spares a server that people use."""
+
+BATTERIES: Mapping[str, tuple[Prompt, ...]] = {"quick": QUICK, "gate": GATE, "full": FULL}
+BUDGET: Mapping[str, float] = {"quick": 90.0, "gate": 90.0, "full": 900.0}
+ESSENTIAL = ("arithmetic", "story", "needle-above", "sampled", "burst-64")
 """Without these a server is not called healthy."""

@@ -90,7 +90,7 @@ class Canary:
 
     def _choose(self, about: About) -> list[Prompt]:
         prompts = list(BATTERIES[self.battery])
-        if about.busy:
+        if about.busy and self.battery != "gate":  # there the burst is the point, and people wait for its end anyway
             prompts = [prompt for prompt in prompts if prompt.streams == 1]
         if about.context:
             short = [prompt.name for prompt in prompts if prompt.needs > about.context]
