@@ -27,8 +27,9 @@ from runbooks.engine.errors import CheckFailed, NoAnswer, RunbookError, UsageErr
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
-from runbooks.inventory import Loaded
+from runbooks.inventory import Loaded, memory
 from runbooks.inventory.runtimes import runtime_paths
+from runbooks.inventory.shape import Inventory, Model
 from runbooks.sglang.argv import build
 from runbooks.sglang.flags import Value
 
@@ -86,7 +87,7 @@ def deploy(
     """
     inventory, spec, model = loaded.inventory, loaded.runtime_for(host), loaded.model_for(host)
     launch = build(inventory, profile, model=model, runtime=spec)
-    for note in launch.notes:
+    for note in (*launch.notes, *need_memory(inventory, model, launch.args, host)):
         report.note(note, host=host, level="warning")
     key = loaded.secret(inventory.server.api_key) if inventory.server.api_key else None
     if key:
@@ -122,6 +123,27 @@ def deploy(
         made = Attempt(conn, loaded, report, new, found, key, packages, full_canary).run()
     seconds = made.release.ready_seconds or 0.0
     return DeployResult(host, profile, "promoted", made.release.number, seconds, made.observed)
+
+
+def need_memory(inventory: Inventory, model: Model, args: Mapping[str, Value], host: str) -> list[str]:
+    """Warnings of the memory plan. Raises CheckFailed for a profile whose weights leave no room for a cache."""
+    told = memory.plan(inventory, model, args)
+    if args.get("device", "cuda") != "cuda" or told.fits:
+        return []
+    would = memory.would_fit(inventory, model, args)
+    if told.starts:
+        short = f"{told.say()}; a request of {told.longest:,} tokens does not fit" if told.tokens < told.longest else (
+            f"{told.say()}, which graphs and activations may not find enough"
+        )  # fmt: skip
+        return [f"{short}: {would}"]
+    raise CheckFailed(
+        "the profile does not fit the cards: the weights leave no room for a cache",
+        host=host,
+        step="deploy",
+        details=[told.say(), would],
+        next="mem_fraction_static, kv_cache_dtype or tp_size of the profile; gpus and size_gb of the inventory",
+        page="deploy-failed",
+    )
 
 
 @contextmanager

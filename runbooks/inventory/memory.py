@@ -8,6 +8,7 @@ GLM-5-NVFP4 on eight of these cards: 57.06 GiB of weights and 29.32 GiB of cache
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runbooks.inventory.shape import Inventory, Model, Profile, Scalar
@@ -38,6 +39,11 @@ class Plan:
         return self.total - CONTEXT_GIB - self.weights - self.cache
 
     @property
+    def starts(self) -> bool:
+        """The weights leave room for a cache at all; without it SGLang ends with 'Not enough memory'."""
+        return self.tokens > 0
+
+    @property
     def fits(self) -> bool:
         """The model starts, and one request of the whole context finds room."""
         return self.tokens >= self.longest and self.rest >= ROOM_GIB
@@ -47,7 +53,7 @@ class Plan:
         return f"{parts}: {self.tokens:,} tokens, {self.rest:.1f} GiB left"
 
 
-def plan(inventory: Inventory, model: Model, profile: dict[str, Scalar]) -> Plan:
+def plan(inventory: Inventory, model: Model, profile: Mapping[str, Scalar]) -> Plan:
     """`profile`: its arguments with everything inherited, under canonical names."""
     ranks = int(profile.get("tp_size") or inventory.gpus.count) * int(profile.get("pp_size") or 1)
     total = inventory.gpus.memory_mib / 1024
@@ -60,7 +66,7 @@ def plan(inventory: Inventory, model: Model, profile: dict[str, Scalar]) -> Plan
     return Plan(total, weights, fraction, int(cache / a_token), longest)
 
 
-def is_fp8(profile: dict[str, Scalar]) -> bool:
+def is_fp8(profile: Mapping[str, Scalar]) -> bool:
     return str(profile.get("kv_cache_dtype") or "").startswith("fp8")
 
 
@@ -80,7 +86,7 @@ def arguments(inventory: Inventory, name: str) -> dict[str, Scalar]:
     return found
 
 
-def would_fit(inventory: Inventory, model: Model, profile: dict[str, Scalar]) -> str:
+def would_fit(inventory: Inventory, model: Model, profile: Mapping[str, Scalar]) -> str:
     """What to change in a profile that does not fit: the first of these that does, in words."""
     base = plan(inventory, model, profile)
     for fraction in (0.85, 0.88, 0.9, 0.92, 0.94):

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runbooks.canary import CanaryResult, Finding
 from runbooks.deploy import attempt, gate
-from runbooks.deploy.flow import DeployResult, deploy
+from runbooks.deploy.flow import DeployResult, deploy, need_memory
 from runbooks.deploy.releases import Release
 from runbooks.deploy.unit import plan
 from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
@@ -304,3 +305,16 @@ def test_what_the_full_canary_finds_after_promotion_brings_the_old_one_back(monk
     assert _steps(host)[-3:] == BACK
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
     assert "release 1 (profile baseline) serves again" in str(failed.value)
+
+
+def test_a_profile_without_room_for_a_cache_is_refused_and_a_tight_one_warned_about() -> None:
+    """Before anything is asked of the host."""
+    few = msgspec.structs.replace(LOADED.inventory.gpus, count=4)
+    inventory = msgspec.structs.replace(LOADED.inventory, gpus=few)
+    with pytest.raises(CheckFailed, match="no room for a cache") as refused:
+        need_memory(inventory, MODEL, {}, HOST)
+    assert "nothing on these cards would" in refused.value.details[-1]
+    assert need_memory(inventory, MODEL, {"device": "cpu"}, HOST) == []
+    assert need_memory(LOADED.inventory, MODEL, NEW.launch.args, HOST) == []
+    (warning,) = need_memory(LOADED.inventory, MODEL, {"mem_fraction_static": 0.7}, HOST)
+    assert "a request of 202,752 tokens does not fit: mem_fraction_static: 0.85 would" in warning
