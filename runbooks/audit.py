@@ -6,6 +6,8 @@ import json
 
 from runbooks import paths
 from runbooks.engine import lock
+from runbooks.engine.errors import UsageError
+from runbooks.engine.report import local_time
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -18,7 +20,7 @@ def unlock_hosts(session: Session) -> int:
         if not holder:
             session.report.note("not locked", host=connection.name)
             return
-        held = lock.busy(connection.name, holder).details[0]
+        held = lock.describe(holder)
         if session.consent(f"{connection.name} is {held}. Take the lock away?"):
             lock.force_release(connection)
             session.report.note(f"unlocked; it was {held}", host=connection.name, level="good")
@@ -27,12 +29,22 @@ def unlock_hosts(session: Session) -> int:
 
 
 def tell_changes(session: Session, lines: int) -> int:
-    """Show the last changes of each host's audit log, oldest first."""
+    """Show the last changes of each host's audit log, oldest first. Raises UsageError for fewer than one line."""
+    if lines < 1:
+        raise UsageError(f"--lines {lines}: how many of the last changes, at least 1")
 
     def tell(connection: Connection) -> None:
-        answer = connection.ask(f"tail -n {max(1, lines)} {paths.AUDIT} 2>/dev/null", deadline=10)
-        entries = [json.loads(line) for line in answer.out.splitlines()]
-        rows = [[e["time"], e["who"], e["run"], e["step"], "; ".join(e["changes"])] for e in entries]
+        answer = connection.ask(f"tail -n {lines} {paths.AUDIT} 2>/dev/null", deadline=10)
+        rows = [_row(line) for line in answer.out.splitlines()]
         session.report.table("changes", ["when", "who", "run", "step", "what"], rows, host=connection.name)
 
     return int(session.tell_errors(session.each(tell)))
+
+
+def _row(line: str) -> list[str]:
+    """A line that a full disk or a power cut tore is shown as it is."""
+    try:
+        entry = json.loads(line)
+        return [local_time(entry["time"]), entry["who"], entry["run"], entry["step"], "; ".join(entry["changes"])]
+    except (ValueError, KeyError, TypeError):
+        return ["-", "-", "-", "-", line]

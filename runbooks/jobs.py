@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from runbooks.engine import follow
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.follow import Job
-from runbooks.engine.report import span
+from runbooks.engine.report import local_time, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -108,13 +107,12 @@ def _tell_end(session: Session, host: str, label: str, state: str, tail: Sequenc
 
 
 def _row(job: Job) -> list[str]:
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.since))
     last = job.tail[-1][:60] if job.tail else ""
     return [
         job.label,
         _STATES.get(job.state, f"failed ({job.state})"),
         span(job.ended - job.since),
-        began,
+        local_time(job.since),
         job.who,
         last,
     ]

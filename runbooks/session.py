@@ -50,13 +50,14 @@ class Session:
         hosts: Sequence[str] = (),
         json: bool = False,
         plain: bool = False,
+        verbose: bool = False,
         yes: bool = False,
         rollout: Rollout | None = None,
     ) -> Session:
         """Read the inventory and select the hosts. Raises UsageError before anything is touched."""
         path = expand(inventory or os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY)
         loaded = load(path)
-        report = Reporter(printer(json_lines=json, plain=plain))
+        report = Reporter(printer(json_lines=json, plain=plain, verbose=verbose))
         return cls(loaded, select(loaded, hosts), report, yes, rollout or Rollout())
 
     def __enter__(self) -> Session:

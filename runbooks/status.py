@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 from runbooks import paths
 from runbooks.deploy import releases
 from runbooks.engine import lock
 from runbooks.engine.follow import Job, list_jobs
-from runbooks.engine.report import span
+from runbooks.engine.report import local_time, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -48,10 +47,10 @@ def _row(connection: Connection) -> list[str]:
         active.strip() or "-",
         str(release.number) if release else "-",
         release.profile if release else "-",
-        _since(release.judged or release.created) if release else "-",
+        local_time(release.judged or release.created) if release else "-",
         _canary(jobs),
         ", ".join(at_work) or "-",
-        lock.busy(connection.name, holder).details[0].removeprefix("held by ") if holder.strip() else "-",
+        lock.describe(holder).removeprefix("held by ") if holder.strip() else "-",
         last_bench(connection.name),
     ]
 
@@ -79,11 +78,3 @@ def last_bench(host: str, folder: Path = RESULTS) -> str:
         share = f", {best['tok_s'] / wanted:.0%} of the reference" if wanted else ""
         return f"{best['tok_s']:.0f} tok/s at {best['concurrency']}{share} ({run.name[:10]})"
     return "-"
-
-
-def _since(iso: str) -> str:
-    """`2026-11-29T18:00:00Z` as people read it, in this machine's time."""
-    try:
-        return datetime.fromisoformat(iso).astimezone().strftime("%Y-%m-%d %H:%M")
-    except ValueError:
-        return iso

@@ -128,7 +128,7 @@ class _Teller:
         match = re.fullmatch(rf"{self._mark} (begin|end) (\d+)(?: (\d+))?", text)
         if match is None:
             self.said = [*self.said[-40:], text]
-            self._report.output(text, host=self._host)
+            self._report.output(text, host=self._host, chatter=True)
             self._tell_progress(text)
         elif match[1] == "begin":
             self.current, self.said, self._meter = int(match[2]), [], Meter()

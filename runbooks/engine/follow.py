@@ -14,18 +14,22 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
-POLL_TENTHS = 20  # one poll waits up to two seconds on the host for something new
+TICK = 0.1  # seconds between two looks at a job's log, there on the host
+POLL_TICKS = 20  # one poll waits so many of them for something new
 IDLE_LIMIT = 5.0  # seconds that nobody may hold a job's lock: the launcher takes that long at worst
 TAIL_LINES = 40
 MARK = "::rb::"  # begins a line of the log that the engine wrote for itself: where a step begins and ends
 PATIENCE = 600.0  # seconds that a lost link may take to come back while a job is followed
 
+# Waiting is asking for the lock that the job holds: it comes at the job's end, not at the next tick. What a chatty job
+# says is gathered for a moment: each poll costs the host a few processes.
 _POLL = """\
 cd {folder} 2>/dev/null || {{ echo gone; exit 0; }}
 i=0
-while [ ! -e rc ] && [ "$(stat -c %s log)" -eq {offset} ] && [ "$i" -lt {tenths} ]; do
-  ! flock -n lock true || break
-  sleep 0.1; i=$((i + 1))
+while [ ! -e rc ] && [ "$i" -lt {ticks} ]; do
+  before=$(stat -c %s log)
+  flock -w {tick} lock true && break
+  i=$((i + 1)); [ "$before" -eq {offset} ] || break
 done
 state=running; [ ! -e rc ] || state=$(cat rc)
 if [ "$state" = running ] && flock -n lock true; then [ -e rc ] && state=$(cat rc) || state=idle; fi
@@ -184,7 +188,8 @@ class _Follower:
         time.sleep(0.1)
 
     def _poll(self) -> str:
-        poll = _POLL.format(folder=quote(self._folder), offset=self._offset, next=self._offset + 1, tenths=POLL_TENTHS)
+        where = {"folder": quote(self._folder), "offset": self._offset, "next": self._offset + 1}
+        poll = _POLL.format(**where, tick=TICK, ticks=POLL_TICKS)
         head, _, body = self._ask_patiently(poll).partition(b"\n")
         if head == b"cut":
             self._offset = 0
@@ -214,6 +219,7 @@ class _Follower:
     def _take(self, data: bytes) -> None:
         *whole, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         for line in whole:
-            text = line.decode("utf-8", "replace")
-            self.tail = [*self.tail[-TAIL_LINES:], text]
+            text = line.decode("utf-8", "replace").replace("\0", "")  # a power cut leaves a log's last block as zeros
+            if not text.startswith(MARK):
+                self.tail = [*self.tail[-TAIL_LINES:], text]
             self._on_line(text)

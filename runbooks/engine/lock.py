@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runbooks import paths
 from runbooks.engine.errors import RunbookError
+from runbooks.engine.report import span
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
@@ -96,21 +97,34 @@ def _take(connection: Connection, run: str, what: str, dead: str) -> None:
 
 def busy(host: str, holder: str) -> Busy:
     """The error for a lock that somebody else holds."""
-    found: Mapping[str, object] = {}
-    try:
-        found = json.loads(holder)
-        minutes = (time.time() - float(str(found["since"]))) / 60
-        line = f"held by {found['who']} (pid {found['pid']}) for {minutes:.0f} min: {found['what']}"
-    except (ValueError, KeyError, TypeError):
-        line = "held by a run that is just starting"
+    found = _parsed(holder)
     error = Busy(
         "another run is changing this host",
         host=host,
-        details=[line],
+        details=[describe(holder)],
         next=f"the same command with --wait, or, if that run is gone: invoke unlock --hosts {host}",
     )
     error.holder = found
     return error
+
+
+def describe(holder: str) -> str:
+    """What a lock's holder is, in a line; a dead one is called dead, for the next run takes its lock over."""
+    found = _parsed(holder)
+    try:
+        age = span(time.time() - float(str(found["since"])))
+        dead = "dead: the next run takes it over; " if _is_dead(found) else ""
+        return f"held by {found['who']} (pid {found['pid']}) for {age}: {dead}{found['what']}"
+    except (ValueError, KeyError):
+        return "held by a run that is just starting"
+
+
+def _parsed(holder: str) -> Mapping[str, object]:
+    try:
+        found = json.loads(holder)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _place() -> str:

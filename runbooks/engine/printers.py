@@ -38,13 +38,13 @@ KEPT_WHOLE = 13
 """Characters up to which a table's column is not broken on a narrow terminal while the longer ones can make room."""
 
 
-def printer(*, json_lines: bool = False, plain: bool = False) -> Printer:
-    """The printer for this run: JSON when asked, rich on a terminal, plain elsewhere."""
+def printer(*, json_lines: bool = False, plain: bool = False, verbose: bool = False) -> Printer:
+    """The printer for this run: JSON when asked, rich on a terminal, plain elsewhere. `verbose`: with all chatter."""
     if json_lines:
         return JsonPrinter(sys.stdout)
     if plain or not sys.stdout.isatty():
-        return PlainPrinter(sys.stdout)
-    return RichPrinter()
+        return PlainPrinter(sys.stdout, verbose=verbose)
+    return RichPrinter(verbose=verbose)
 
 
 class JsonPrinter:
@@ -62,10 +62,11 @@ class JsonPrinter:
 
 
 class PlainPrinter:
-    """Whole lines, for pipes and logs. Of a progress only each tenth of the way is printed."""
+    """Whole lines, for pipes and logs. Of a progress only each tenth of the way is printed, of chatter nothing."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, *, verbose: bool = False) -> None:
         self._out = out
+        self._verbose = verbose
         self._tenths: dict[tuple[str | None, str], int] = {}
 
     def show(self, event: Event) -> None:
@@ -76,7 +77,7 @@ class PlainPrinter:
             self._progress(event)
         elif event.kind == "heading":
             self._print(f"\n== {event.text}")
-        else:
+        elif self._verbose or not event.data.get("chatter"):
             for line in event_lines(event):
                 self._print(line)
 
@@ -97,7 +98,7 @@ class PlainPrinter:
 class RichPrinter:
     """Finished lines scroll up; what is under way stays in live lines at the bottom."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, verbose: bool = False) -> None:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -106,11 +107,12 @@ class RichPrinter:
             SpinnerColumn(), TextColumn("{task.description}", markup=False), console=self._console, transient=True
         )
         self._tasks: dict[tuple[str | None, str], TaskID] = {}
+        self._verbose = verbose
 
     def show(self, event: Event) -> None:
         if event.kind == "progress":
             self._line((event.host, event.text), f"{_prefix(event)}{progress_text(event)}", _is_done(event))
-        elif event.kind == "output":
+        elif event.kind == "output" and not self._verbose:
             self._line((event.host, "output"), f"{_prefix(event)}{event.text.strip()}", False)
         else:
             self._settle(event)

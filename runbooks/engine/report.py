@@ -9,7 +9,7 @@ An event has a kind, a host or none, a text, and data by kind. With `--json` eac
 | heading  |                                                                                   |
 | note     | level: info, good, warning, error                                                 |
 | progress | done, total (null: unknown), unit, detail; the same text again replaces the line  |
-| output   | a line of a followed log                                                          |
+| output   | a line of a log; chatter: of a step at work, news only while it is under way      |
 | stage    | state: ok, changed, would-change, failed, undecided; ok, changed: counts; seconds |
 | step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
 | table    | columns, rows                                                                     |
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from runbooks.engine.secret import MASK, Secret
@@ -92,13 +93,26 @@ class Reporter:
         """A live line, replaced by the next one of the same `what`; it goes away when `done` reaches `total`."""
         self.emit("progress", what, host=host, done=done, total=total, unit=unit, detail=detail)
 
-    def output(self, line: str, *, host: str | None = None) -> None:
-        self.emit("output", line, host=host)
+    def output(self, line: str, *, host: str | None = None, chatter: bool = False) -> None:
+        """A line of a log. `chatter`: what a step at work prints, for a live line; pipes show it only when asked."""
+        self.emit("output", line, host=host, chatter=chatter)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, host: str | None = None
     ) -> None:
         self.emit("table", title, host=host, columns=list(columns), rows=[list(row) for row in rows])
+
+
+def local_time(when: float | str) -> str:
+    """A moment, in seconds since the epoch or as ISO 8601 text, as people read it: this machine's time, to the minute.
+
+    Text that is no time comes back as it is.
+    """
+    try:
+        moment = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when, tz=UTC)
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return str(when)
 
 
 def span(seconds: float) -> str:

@@ -36,6 +36,8 @@ def provision(
     `wait`: for another run on a host to end, instead of leaving.
     """
     wanted, unwanted = _known(tags), _known(skip_tags)
+    if not (wanted or frozenset(TAGS)) - unwanted:
+        raise UsageError("--skip-tags leaves nothing of what was asked for", details=[f"tags: {', '.join(TAGS)}"])
 
     options = Options(
         check=check,

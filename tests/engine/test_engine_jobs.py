@@ -12,23 +12,12 @@ from runbooks import paths
 from runbooks.engine import follow, jobs
 from runbooks.engine.errors import StepFailed
 from runbooks.engine.jobs import run_job
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
+from tests.engine.recorder import Recorder
 
 pytestmark = pytest.mark.served
-
-
-class Recorder:
-    """A printer that keeps the events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 def _folders() -> list[Path]:

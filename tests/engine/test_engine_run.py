@@ -13,10 +13,11 @@ from runbooks import paths
 from runbooks.engine import lock
 from runbooks.engine.errors import CheckFailed, StepFailed
 from runbooks.engine.facts import Facts
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote, shell
 from runbooks.engine.transport import Connection
+from tests.engine.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,6 @@ class Exists:
 
     def plan(self, answers: Answers) -> Verdict:
         return Verdict(ok=answers[self.questions()[0]]["rc"] == 0, line="is not there")
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 def _run(local: Connection, *stages: Stage, recorder: Recorder | None = None, **options: object) -> HostResult:

@@ -16,21 +16,12 @@ from runbooks.engine.errors import HostKeyChanged, NoAnswer, Unreachable
 from runbooks.engine.facts import ask_facts
 from runbooks.engine.jobs import run_job
 from runbooks.engine.reboot import reboot
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
+from tests.engine.recorder import Recorder
 
 pytestmark = pytest.mark.lab
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 def quiet() -> Reporter:

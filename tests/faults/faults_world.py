@@ -19,6 +19,7 @@ from runbooks.engine.transport import Connection, Target
 from runbooks.steps.build import Command
 from runbooks.steps.files import Directory, File, Line
 from runbooks.steps.services import Unit, User
+from tests.engine.recorder import Recorder
 
 ROOT = "/etc/faults"
 UNIT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
@@ -45,18 +46,16 @@ def slow(seconds: int, *, name: str = "slow") -> Command:
     return Command(name=name, script=script, creates=f"{ROOT}/{name}", limit=60)
 
 
-class Said:
+class Said(Recorder):
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        super().__init__()
         self.watch: dict[str, Callable[[], None]] = {}
 
     def show(self, event: Event) -> None:
         """Keeps everything; the first time that a watched text turns up, it does what was asked for then."""
-        self.events.append(event)
+        super().show(event)
         for text in [text for text in self.watch if text in event.text]:
             self.watch.pop(text)()
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Ran:
 
     @property
     def text(self) -> str:
-        return "\n".join([*map(str, self.result.failed), *(event.text for event in self.said.events)])
+        return "\n".join([*map(str, self.result.failed), *self.said.texts])
 
 
 @dataclass

@@ -25,7 +25,7 @@ def main() -> int:
     chosen = parser.parse_args()
     raw = json.loads(Path(chosen.target).read_text())
     target = Target(**{**raw, "key": raw["key"] and Path(raw["key"]), "known_hosts": Path(raw["known_hosts"])})
-    report, interrupt = Reporter(printer(plain=True)), Interrupt()
+    report, interrupt = Reporter(printer(plain=True, verbose=True)), Interrupt()
 
     def build(_facts: Facts) -> list[Stage]:
         return play([slow(chosen.seconds), slow(chosen.seconds, name="slow-too")] if chosen.seconds else [])

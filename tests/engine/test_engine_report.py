@@ -1,0 +1,78 @@
+"""What people see of events: times, chatter, a dead lock."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from runbooks.engine import lock
+from runbooks.engine.follow import MARK, _Follower
+from runbooks.engine.printers import JsonPrinter, PlainPrinter
+from runbooks.engine.report import Printer, Reporter, local_time
+from runbooks.engine.transport import Connection
+
+
+def test_moments_read_alike_wherever_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a job, ISO text of a release, an audit line: one form, in this machine's time."""
+    monkeypatch.setenv("TZ", "CET-1")
+    time.tzset()
+    try:
+        told = {local_time(1764439200.0), local_time("2025-11-29T18:00:00Z"), local_time("2025-11-29T18:00:00+00:00")}
+        assert told == {"2025-11-29 19:00"}
+        assert [local_time(odd) for odd in ("", "yesterday", 1e300)] == ["", "yesterday", "1e+300"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda out: PlainPrinter(out), ["h      a line of a followed log"]),
+        (lambda out: PlainPrinter(out, verbose=True), ["h      Get:1 tree", "h      a line of a followed log"]),
+    ],
+)
+def test_a_pipe_gets_no_chatter_unless_it_asks(make: Callable[[io.StringIO], Printer], shown: list[str]) -> None:
+    out = io.StringIO()
+    report = Reporter(make(out))
+    report.output("Get:1 tree", host="h", chatter=True)
+    report.output("a line of a followed log", host="h")
+    assert out.getvalue().splitlines() == shown
+
+
+def test_json_has_every_line() -> None:
+    out = io.StringIO()
+    Reporter(JsonPrinter(out)).output("Get:1 tree", host="h", chatter=True)
+    assert json.loads(out.getvalue())["chatter"] is True
+
+
+def test_a_dead_holder_is_called_dead() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    holder = {"who": "ann@desk", "what": "provision", "since": time.time() - 600, "run": "x", "place": lock._place()}
+    alive = lock.describe(json.dumps({**holder, "pid": os.getpid()}))
+    assert alive == f"held by ann@desk (pid {os.getpid()}) for 10 min: provision"
+    dead = lock.describe(json.dumps({**holder, "pid": gone.pid}))
+    assert dead == f"held by ann@desk (pid {gone.pid}) for 10 min: dead: the next run takes it over; provision"
+    elsewhere = lock.describe(json.dumps({**holder, "pid": gone.pid, "place": "elsewhere 1"}))
+    assert "dead" not in elsewhere
+
+
+@pytest.mark.parametrize("holder", ["", "half a li", "[]", "{}", '{"since": "soon"}', '{"since": 1}'])
+def test_a_torn_holder_is_no_traceback(holder: str) -> None:
+    assert lock.describe(holder) == "held by a run that is just starting"
+
+
+def test_our_marks_and_a_power_cuts_zeros_are_not_in_a_tail() -> None:
+    lines: list[str] = []
+    follower = _Follower(Connection.__new__(Connection), "/x", lines.append, lambda: False)
+    follower._take(f"{MARK} begin 0\nat work\n\0\0\0\n".encode())
+    assert follower.tail == ["at work", ""]
+    assert lines[0] == f"{MARK} begin 0"
