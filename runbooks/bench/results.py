@@ -4,6 +4,7 @@ run.json         what was run, where, against what; the load generator's own rec
 raw/*.bin        one log a point (loadgen/rawlog.py says how it is written)
 points.json      the numbers and the validity of each point
 provenance.json  the machine and the server, as they were
+hardware.jsonl   watts, clocks, throttle reasons, PCIe counters of each card, once a second (sampler/cli.py)
 collectives.json what `invoke bench.collectives` measured on that machine, where it did
 report.md, report.html
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from runbooks.bench import measured
+from runbooks.bench import hardware, measured
 from runbooks.bench.ceiling import Ceiling, gpu_named
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.metrics import point_of
@@ -68,9 +69,11 @@ def assess(folder: Path) -> BenchResult:
     run = _run_of(folder)
     ceiling = ceiling_of(run)
     limits = Limits.of(run["loadgen"].get("server_info_before") or {})
-    points = []
+    points, samples = [], hardware.read(folder)
     for log in sorted((folder / "raw").glob("*.bin")):
-        point = point_of(rawlog.decode(log.read_bytes()))
+        blocks = list(rawlog.decode(log.read_bytes()))
+        point = point_of(blocks)
+        point["hardware"] = hardware.within(samples, *_window(blocks))
         point["faults"] = faults(point, limits, ceiling)
         point["valid"] = not point["faults"]
         point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
@@ -86,6 +89,12 @@ def assess(folder: Path) -> BenchResult:
         collectives=_collectives(told, ceiling, limits) if told else None,
     )
     return BenchResult(folder, run, tuple(points), verdict, ceiling, told)
+
+
+def _window(blocks: list[rawlog.Block]) -> tuple[int, int]:
+    """perf_counter_ns of the host at both ends of the window."""
+    begin, end = next(meta["window"] for meta, _ in blocks if meta["kind"] == "point")
+    return begin, end
 
 
 def _collectives(told: Mapping[str, Any], ceiling: Ceiling | None, limits: Limits) -> Collectives | Unusable | None:

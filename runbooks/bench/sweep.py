@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from runbooks import paths
-from runbooks.bench import between, measured, provenance, report
+from runbooks.bench import between, hardware, measured, provenance, report
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
 from runbooks.bench.words import streams
 from runbooks.canary import run_canary
@@ -189,6 +189,7 @@ def _drive(
 ) -> bool:
     """Run the load generator to its end. True when it was interrupted and left a partial result."""
     artefact = push_zipapp(conn, "runbooks.bench.loadgen", "cli:main")
+    sampler = push_zipapp(conn, "runbooks.bench.sampler", "cli:main")
     bench, server = loaded.inventory.bench, loaded.inventory.server
     warmup = bench.warmup if options.warmup is None else options.warmup
     window = bench.window if options.window is None else options.window
@@ -204,6 +205,10 @@ def _drive(
     if key:
         uploads["key"] = key
         script += 'RUNBOOKS_API_KEY=$(cat "$UPLOADS/key"); export RUNBOOKS_API_KEY\n'
+    # Ends with the load generator, whose process this shell becomes; nice: it must not cost a stamp.
+    script += f"mkdir -p {quote(remote)}/out\n"
+    beside = shlex.join(["nice", "-n", "10", "python3", sampler, "--out", f"{remote}/out/{hardware.FILE}"])
+    script += f"{beside} --beside $$ >/dev/null 2>&1 &\n"
     script += f"exec {shlex.join(words)}\n"
     limit = 120.0 + len(sweep) * (warmup + window + RAMP)
     try:
