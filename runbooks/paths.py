@@ -14,6 +14,8 @@ STATE = "/var/lib/runbooks"
 JOBS = f"{STATE}/jobs"
 WHEELS = f"{STATE}/wheels"  # built wheels, keyed by everything that decides their bytes
 
+PEERS = f"{STATE}/p2p-verdict"  # of a VM: its grant of peer-to-peer stands, and what the ladder found of it
+
 LOCK = "/run/runbooks.lock"
 AUDIT = "/var/log/runbooks/audit.jsonl"
 

@@ -77,6 +77,7 @@ def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, fo
     python = _python(conn, places)
     artefact = push_zipapp(conn, "runbooks.bench.collectives", "cli:main")
     words = [python, artefact, "--out", KEPT, "--limit", f"{PART_LIMIT:g}", "--environment", f"{paths.CURRENT}/env"]
+    words += ["--verdict", paths.PEERS]
     words += ["--batches", ",".join(map(str, inventory.bench.concurrency))]
     words += ["--token-bytes", f"{message_bytes(model.shape, 1):.0f}", "--sent-to", str(model.shape.experts_per_token)]
     words += ["--force"] if force else []

@@ -13,6 +13,7 @@ from runbooks.engine.step import Stage
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Vm
 from runbooks.provision import guest, node, vm
+from runbooks.provision.granted import Peers
 from runbooks.proxmox import topology
 from runbooks.session import Session
 
@@ -50,9 +51,8 @@ class Below:
             result.would_change += outcome.would_change
             if outcome.absent:
                 return result
-        inside = converge(
-            connection, self._with_guest(build, machine), options=self._options, report=self._session.report
-        )
+            build = self._with_guest(build, machine, granted=outcome.granted)
+        inside = converge(connection, build, options=self._options, report=self._session.report)
         inside.changed += result.changed
         inside.would_change += result.would_change
         return inside
@@ -87,13 +87,14 @@ class Below:
             result.changed += done.changed
             result.would_change += done.would_change
 
-    def _with_guest(self, build: Build, machine: Vm) -> Build:
+    def _with_guest(self, build: Build, machine: Vm, *, granted: bool) -> Build:
         """The stages inside a VM stand behind the base ones: those wait for cloud-init first."""
-        found = self._topology(machine) if self._wants(vm.TAG) else None
+        found = self._topology(machine)
+        peers = Peers(asked=machine.p2p != "off", granted=granted)
 
         def stages(facts: Facts) -> list[Stage]:
             own = list(build(facts))
-            extra = guest.stages(facts, self._inventory.nodes[machine.node], self._inventory.gpus, found)
+            extra = guest.stages(facts, self._inventory.nodes[machine.node], self._inventory.gpus, found, peers)
             position = next((n for n, stage in enumerate(own) if "base" not in stage.tags), len(own))
             return [*own[:position], *extra, *own[position:]]
 

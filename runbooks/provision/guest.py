@@ -8,6 +8,7 @@ from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Question, Stage, Step, Verdict, quote, shell
 from runbooks.inventory.shape import Gpus, Node
+from runbooks.provision.granted import Peers
 from runbooks.proxmox import guestlog
 from runbooks.steps.files import File
 from runbooks.steps.packages import Packages
@@ -17,7 +18,7 @@ TAG = "vm"
 TOPOLOGY = f"{paths.ROOT}/nccl-topology.xml"
 
 
-def stages(facts: Facts, node: Node, gpus: Gpus, topology: str | None) -> list[Stage]:
+def stages(facts: Facts, node: Node, gpus: Gpus, topology: str | None, peers: Peers) -> list[Stage]:
     """The kernel's word first: a card without room cannot be helped by any driver."""
     tags = frozenset({TAG})
     looked: list[Step] = [CardsHaveRoom(gpus=gpus)]
@@ -28,6 +29,7 @@ def stages(facts: Facts, node: Node, gpus: Gpus, topology: str | None) -> list[S
         agent.append(Unit(name="qemu-guest-agent.service", active=True))
     if topology is not None:
         agent += [File(path=TOPOLOGY, content=topology), _nccl_conf()]
+    agent.append(peers)
     return [Stage("vm cards", tuple(looked), tags), Stage("vm agent", tuple(agent), tags)]
 
 

@@ -11,11 +11,11 @@ from runbooks.engine.errors import CheckFailed, NoAnswer, RunbookError, Unreacha
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Node, Vm
 from runbooks.paths import expand
-from runbooks.provision import contact
+from runbooks.provision import contact, granted
 from runbooks.provision.node import look_at
 from runbooks.proxmox.act import Hands
 from runbooks.proxmox.client import Client, Login
-from runbooks.proxmox.config import Wanted
+from runbooks.proxmox.config import Wanted, has_clique
 from runbooks.proxmox.plan import Act, PowerCycle, Start, plan
 from runbooks.proxmox.preflight import Check, checks
 from runbooks.proxmox.seen import Seen, look
@@ -23,7 +23,6 @@ from runbooks.session import Session
 
 TAG = "vm"
 BOOT = 900.0  # seconds from PVE's word that the VM was started to an answer over ssh: OVMF, kernel, cloud-init
-P2P_VERDICT = "/var/lib/runbooks/p2p-verdict"  # on the host: what the peer-to-peer ladder found, one word
 
 # The unit is ours; the modules are unloaded so that no card is in use when QEMU resets it.
 _QUIET = """\
@@ -34,11 +33,15 @@ modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia 2>/dev/null
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a host's VM; counts are of acts. `absent`: check mode, and there is no host to look at yet."""
+    """What became of a host's VM; counts are of acts. `absent`: check mode, and there is no host to look at yet.
+
+    `granted`: the QEMU that runs grants peer-to-peer.
+    """
 
     changed: int = 0
     would_change: int = 0
     absent: bool = False
+    granted: bool = False
 
 
 def ensure(
@@ -101,18 +104,15 @@ class _Machine:
         self._node = self._inventory.nodes[vm.node]
         self._report = session.report
         self._host = connection.name
+        self._started = False  # by this run
 
     def ensure(self, *, check: bool, diff: bool, node_changes: bool) -> Outcome:
         with ExitStack() as stack:
             api = stack.enter_context(client(self._session, self._host, self._node))
             able = hands(self._session, self._host, api)
             seen = look(api, self._vm, self._node, able.node)
-            acts = plan(
-                self._wanted(seen),
-                seen,
-                is_root=api.login.is_root,
-                has_shell=able.shell is not None,
-            )
+            wanted = self._wanted(seen)
+            acts = plan(wanted, seen, is_root=api.login.is_root, has_shell=able.shell is not None)
             if node_changes:
                 self._report.note("is the node fit for a start: decided once it is prepared", host=self._host)
             else:
@@ -123,7 +123,8 @@ class _Machine:
             changed += self._meet(api, able, patient=any(isinstance(act, Start | PowerCycle) for act in acts))
             self._report.progress("proxmox", 1, 1, host=self._host)
             self._say(f"vm   {changed} changed" if changed else "vm   as it should be", changed)
-            return Outcome(changed=changed)
+            now = wanted.clique if self._started else _grants(seen)
+            return Outcome(changed=changed, granted=now)
 
     def _wanted(self, seen: Seen) -> Wanted:
         vm, gpus = self._vm, self._inventory.gpus.count
@@ -134,24 +135,31 @@ class _Machine:
         return replace(wanted, clique=self._grants_peers(seen))
 
     def _grants_peers(self, seen: Seen) -> bool:
-        """Granted unless it was tried and not proven: a false grant hangs or sums wrong (NVIDIA/nccl #2335)."""
+        """Granted unless it was tried and not proven: a false grant hangs or sums wrong (NVIDIA/nccl #2335).
+
+        A VM that cannot be asked keeps what it has.
+        """
         if self._vm.p2p == "off":
             return False
-        verdict = self._verdict() if seen.running else ""
-        if verdict in ("", "healthy"):
+        if seen.found is None:
             return True
-        self._report.note(
-            f"peer-to-peer was tried and is not proven ({verdict}): the grant is taken back",
-            host=self._host,
-            level="warning",
-        )
+        there = has_clique(seen.found.next_start)
+        verdict = self._verdict() if seen.running else None
+        if verdict is None:
+            return there
+        if not granted.is_vetoed(verdict):
+            return True
+        if there:
+            text = f"peer-to-peer was tried and is not proven ({verdict}): the grant is taken back"
+            self._report.note(text, host=self._host, level="warning")
         return False
 
-    def _verdict(self) -> str:
+    def _verdict(self) -> str | None:
+        """What the host holds of peer-to-peer; None: nobody answers there."""
         try:
-            return self._connection.ask(f"cat {P2P_VERDICT} 2>/dev/null", deadline=15).out.strip()
+            return self._connection.ask(granted.ASK, deadline=15).out.strip()
         except (Unreachable, NoAnswer):
-            return ""
+            return None
 
     def _preflight(self, acts: list[Act], seen: Seen) -> None:
         if any(isinstance(act, Start | PowerCycle) for act in acts):
@@ -174,7 +182,7 @@ class _Machine:
             self._say("vm   as it should be", 0)
         if absent:
             self._report.note("everything inside the VM is decided once it runs", host=self._host)
-        return Outcome(would_change=len(acts), absent=absent)
+        return Outcome(would_change=len(acts), absent=absent, granted=_grants(seen))
 
     def _say(self, text: str, changed: int, *, state: str = "") -> None:
         state = state or ("changed" if changed else "ok")
@@ -189,6 +197,7 @@ class _Machine:
             if isinstance(act, Start):
                 self._listen(able)
             able.do(act)
+            self._started = self._started or isinstance(act, Start)
         self._tell_step(act.line, act.details if diff else ())
         return True
 
@@ -214,6 +223,7 @@ class _Machine:
         refuse_dead_cards(self._session, self._vm)
         self._listen(able)
         able.start()
+        self._started = True
         return True
 
     def _listen(self, able: Hands) -> None:
@@ -246,6 +256,11 @@ class _Machine:
                 unified="",
             )
         return int(pinned)
+
+
+def _grants(seen: Seen) -> bool:
+    """Does the QEMU that runs grant peer-to-peer?"""
+    return seen.running and seen.found is not None and has_clique(seen.found.current)
 
 
 def refuse_unfit(session: Session, vm: Vm, *, running: bool) -> None:

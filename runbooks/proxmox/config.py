@@ -7,6 +7,7 @@ qm.adoc, and the public reports that are named.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -161,6 +162,10 @@ def _root_only(wanted: Wanted) -> dict[str, str]:
 def clique_args(gpus: int) -> str:
     """QEMU's property that grants peer-to-peer: same number, same clique (hw/vfio/pci-quirks.c)."""
     return " ".join(f"-set device.hostpci{number}.{CLIQUE}=0" for number in range(gpus))
+
+
+def has_clique(settings: Mapping[str, str]) -> bool:
+    return CLIQUE in settings.get("args", "")
 
 
 def creation(wanted: Wanted) -> dict[str, str]:

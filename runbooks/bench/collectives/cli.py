@@ -33,6 +33,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--environment", type=Path, help="the server's environment file: its NCCL settings are used")
     parser.add_argument("--force", action="store_true", help="measure although another process holds the GPUs")
     parser.add_argument("--out", type=Path, help="write the result here, too")
+    parser.add_argument("--verdict", type=Path, help="the ladder's word goes here, where a grant of peer-to-peer waits")
     return parser.parse_args(argv)
 
 
@@ -43,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if holders and not options.force:
         tell("error", kind="held", text=f"GPUs are in use: {', '.join(holders)}")
         sys.exit(HELD)
+    _judge(options.verdict, "inconclusive")  # a ladder that takes the machine down has proven nothing
     with tempfile.TemporaryDirectory(prefix="collectives-") as folder:
         result = measure(options, Path(folder))
+    _judge(options.verdict, word_of(result))
     result["held_by"] = holders
     text = json.dumps(result, sort_keys=True)
     if options.out:
@@ -131,6 +134,22 @@ def ladder_of(outcomes: Sequence[Outcome], collectives: Sequence[dict[str, Any]]
     if failed or not collectives or proven < pairs:
         return {"word": "inconclusive", "why": failed or [f"{proven} of {pairs} ordered pairs were written and read"]}
     return {"word": "healthy", "why": [f"{pairs} ordered pairs written and read back on the destination"]}
+
+
+def word_of(result: dict[str, Any]) -> str:
+    """What a grant of peer-to-peer has come to: the ladder's word, unless the way around it was taken."""
+    word: str = result["ladder"]["word"]
+    if word != "healthy":
+        return word
+    if len(result["cards"]) > 1 and not result["granted"]:
+        return "not granted"
+    return "untested" if result["environment"].get("NCCL_P2P_DISABLE", "0") != "0" else word
+
+
+def _judge(path: Path | None, word: str) -> None:
+    """Only where the file is there already: without a grant there is nothing to judge."""
+    if path is not None and path.exists():
+        path.write_text(f"{word}\n")
 
 
 def _where(outcome: Outcome) -> str:
