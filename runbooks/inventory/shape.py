@@ -127,11 +127,15 @@ class AptRepository(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Driver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NVIDIA's open kernel modules. `version` is what all its packages are pinned to, e.g. 580.126.20."""
+    """NVIDIA's open kernel modules. `version` is what all its packages are pinned to, e.g. 580.126.20.
+
+    `origin`: whose packages they are. `repository` brings the CUDA toolkit in either case.
+    """
 
     version: str
     repository: AptRepository
     packages: tuple[str, ...]
+    origin: Literal["nvidia", "distribution"] = "nvidia"
     module_options: Mapping[str, str] = {}  # file stem below /etc/modprobe.d -> one `options` line
 
 
@@ -282,6 +286,14 @@ class Bench(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     link: str = "PCIe Gen5 x16"
 
 
+class Monitoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `invoke monitor.install` sets up. Addresses are host:port."""
+
+    alertmanagers: tuple[str, ...] = ()
+    pages: str = "http://127.0.0.1:8000"  # where the site of `invoke docs` is found, for each alert's runbook_url
+    dcgm: str | None = None  # of NVIDIA's DCGM exporter, as the host itself reaches it
+
+
 class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hosts: Mapping[str, Host]
     gpus: Gpus
@@ -297,6 +309,7 @@ class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: Mapping[str, Node] = {}
     server: Server = Server()
     bench: Bench = Bench()
+    monitoring: Monitoring = Monitoring()
     known_hosts: str = "known_hosts"  # beside the inventory
     apt_mirror: str | None = None  # instead of the distribution's own servers
     proxy: str | None = None  # http(s) proxy for apt, pip and downloads on the hosts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Stage, Step
-from runbooks.inventory.shape import AptRepository, Inventory
+from runbooks.inventory.shape import AptRepository, Driver, Inventory
 from runbooks.provision.cards import CardState, Peers, Xids
 from runbooks.steps.checks import Gpus
 from runbooks.steps.files import File
 from runbooks.steps.kernel import Initramfs, blacklist, modprobe
-from runbooks.steps.nvidia import CudaKnows, DriverLoaded, NextKernel, OneOrigin, OpenModules, SecureBoot
+from runbooks.steps.nvidia import CudaKnows, DriverLoaded, ModulesBuilt, OneOrigin, OpenModules, SecureBoot
 from runbooks.steps.packages import Absent, AptKey, Hold, OneSource, Packages, apt_pin, apt_source
 from runbooks.steps.services import Unit
 
@@ -19,24 +21,27 @@ PINNED = "*nvidia* libcuda1 libcudadebugger1 libnv*"
 
 
 def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
-    """The open kernel modules from NVIDIA's repository, pinned and held; nouveau and nova kept off; a reboot only when
-    the module that is loaded is not the one that is installed; then every card is looked at.
+    """The open kernel modules from one origin, pinned and held; nouveau and nova kept off; a reboot only when the
+    module that is loaded is not the one that is installed; then every card is looked at.
     """
     driver, tags = inventory.driver, frozenset({"driver"})
     key, source = repository(facts, driver.repository, proxy=inventory.proxy)
     only = OneSource(path=source.path, content=str(source.content))
-    pin = apt_pin("nvidia", PINNED, f"{driver.version}*", why="One driver version for modules and libraries.")
     rivals = blacklist("nouveau", "nova_core", "nova_drm", why="They bind the cards first, and nvidia finds none.")
     options = [
         modprobe(name, (line,), why="Option of the nvidia modules.") for name, line in driver.module_options.items()
     ]
-    held = Hold(names=driver.packages)
+    held = Hold(names=tuple(name for name in driver.packages if not _follows_the_kernel(name)))
     fabric = ("nvidia-fabricmanager", f"nvidia-fabricmanager-{driver.version.partition('.')[0]}")
-    loaded: list[Step] = [DriverLoaded(version=driver.version, has_modules=not facts.is_container)]
+    loaded: list[Step] = [DriverLoaded(version=driver.version)]
     if not facts.is_container:  # a container has no modules of its own to look at
         loaded.append(OpenModules())
     return [
-        Stage("driver sources", (SecureBoot(), OneOrigin(), only, key, source, pin, rivals, *options), tags),
+        Stage(
+            "driver sources",
+            (SecureBoot(), OneOrigin(origin=driver.origin), only, key, source, pin(driver), rivals, *options),
+            tags,
+        ),
         Stage(
             "driver packages",
             (
@@ -44,7 +49,7 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
                 _packages(inventory),
                 held,
                 Absent(names=fabric, why="it is for machines with NVSwitch, and fails on all others"),
-                *_later_kernel(facts),
+                *([] if facts.is_container else [ModulesBuilt(version=driver.version)]),
             ),
             tags,
         ),
@@ -52,8 +57,8 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
             "driver loaded",
             (
                 *loaded,
-                Unit(name="nvidia-persistenced.service", enabled=True, active=True),
                 Gpus(wanted=inventory.gpus, driver=driver.version),
+                Unit(name="nvidia-persistenced.service", enabled=True, active=True),
                 CardState(wanted=inventory.gpus),
                 Peers(),
                 Xids(),
@@ -77,11 +82,25 @@ def repository(facts: Facts, repository: AptRepository, *, proxy: str | None) ->
     return key, apt_source("nvidia", repository, key, url=repository.url.format(**places))
 
 
+def pin(driver: Driver) -> File:
+    """One version for modules and libraries; where the distribution has the driver, NVIDIA's repository keeps CUDA."""
+    one = apt_pin("nvidia", PINNED, f"{driver.version}*", why="One driver version for modules and libraries.")
+    if driver.origin == "nvidia":
+        return one
+    host = urlsplit(driver.repository.url).hostname
+    never = f"Package: {PINNED}\nPin: origin {host}\nPin-Priority: -1\n"
+    return replace(one, content=f"# The driver is the distribution's (driver.origin).\n{never}\n{one.content}")
+
+
 def _packages(inventory: Inventory) -> Packages:
-    version = f"{inventory.driver.version}*"
-    return Packages(
-        names=tuple(f"{name}={version}" for name in inventory.driver.packages), limit=3600, page="driver-mismatch"
-    )
+    driver = inventory.driver
+    names = tuple(name if _follows_the_kernel(name) else f"{name}={driver.version}*" for name in driver.packages)
+    return Packages(names=names, limit=3600, page="driver-mismatch")
+
+
+def _follows_the_kernel(package: str) -> bool:
+    """Ubuntu's precompiled modules have the kernel's version, and have to come with each of its upgrades."""
+    return package.startswith("linux-modules-nvidia-")
 
 
 def _kernel_side(facts: Facts, modprobe_files: list[str]) -> list[Step]:
@@ -89,10 +108,6 @@ def _kernel_side(facts: Facts, modprobe_files: list[str]) -> list[Step]:
     if facts.is_container:
         return []
     return [Packages(names=headers(facts)), Initramfs(kernel=facts.kernel, files=tuple(modprobe_files))]
-
-
-def _later_kernel(facts: Facts) -> list[Step]:
-    return [] if facts.is_container else [NextKernel()]
 
 
 def headers(facts: Facts) -> tuple[str, ...]:

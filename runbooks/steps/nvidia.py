@@ -4,64 +4,121 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from runbooks.engine.step import Answers, Change, Diff, Question, Verdict, quote, shell
-from runbooks.steps.packages import install
+from runbooks.steps.explain import APT, explained
+from runbooks.steps.packages import APT_GET
 
 _LOADED = shell(
     "cat /sys/module/nvidia/version 2>/dev/null || "
-    "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1"
+    "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1 | head -n 1",
+    deadline=15,
 )
 _RIVALS = shell("for name in nouveau nova_core; do [ ! -d /sys/module/$name ] || echo $name; done")
-_BUILT = shell("""\
-uname -r
-built=$(find /lib/modules -name 'nvidia.ko*' 2>/dev/null | cut -d / -f 4 | sort -u)
-[ -z "$built" ] || echo "$built"
-[ -n "$built" ] || { echo; dkms status 2>/dev/null; }""")
-"""The running kernel, the kernels that have an nvidia module, and what DKMS says (which is slow) where none has."""
+_LOADABLE = shell("modinfo -F version nvidia 2>/dev/null | head -n 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverLoaded:
     """The nvidia module that runs is the one that is installed.
 
-    Where it was built for the running kernel, and nothing else has the cards, it is loaded now; anything else takes a
-    reboot. `has_modules` is False in a container, whose modules are its machine's.
+    Where nothing else has the cards and none is loaded, it is loaded now; anything else takes a reboot. What no reboot
+    mends by itself, cards that do not answer, is told at once.
     """
 
     version: str
-    has_modules: bool = True
     id: str = "driver loaded"
+    accepts_silence: bool = True
 
     def questions(self) -> tuple[Question, ...]:
-        return (_LOADED, _RIVALS, _BUILT)
+        return (_LOADED, _RIVALS, _LOADABLE)
 
     def plan(self, answers: Answers) -> Change | Verdict | None:
         loaded, rivals = _said(answers, _LOADED), _said(answers, _RIVALS).split()
-        if loaded == self.version:
-            return None
-        kernels, _, dkms = _said(answers, _BUILT).partition("\n\n")
-        running, *built = kernels.splitlines() or [""]
-        if self.has_modules and not built:
+        if answers[_LOADED].get("no answer"):
             return Verdict(
                 ok=False,
-                line="no nvidia module is built, for no kernel at all",
-                details=tuple(dkms.splitlines()),
-                next="tail -n 50 /var/lib/dkms/nvidia/*/build/make.log",
-                page="driver-mismatch",
+                line="nvidia-smi does not answer: a card or its GSP firmware hangs",
+                next="journalctl -k | grep -i xid",
+                page="gpu-lost",
             )
+        if loaded == self.version or _CARDS_GONE.search(loaded):
+            return None  # how many cards there are is judged by the check of the GPUs
         is_version = re.fullmatch(r"[0-9.]+", loaded) is not None
-        if running in built and not is_version and not rivals:
+        if _said(answers, _LOADABLE) == self.version and not (is_version or rivals or "mismatch" in loaded):
             script = "modprobe nvidia\nmodprobe nvidia_uvm"
             diff = (Diff(f"load {self.version}"),)
             return Change(script=script, diff=diff, limit=120, next="journalctl -k -n 50", page="driver-mismatch")
-        found = f"driver {loaded}" if is_version else " and ".join(rivals) or "no driver"
+        other = "another driver" if "mismatch" in loaded else "no driver"
+        found = f"driver {loaded}" if is_version else " and ".join(rivals) or other
         diff = (Diff(f"{found} is loaded, {self.version} is installed"),)
         return Change(script="", diff=diff, reboot=True, limit=900, page="driver-mismatch")
 
 
+_CARDS_GONE = re.compile(r"No devices were found|Unable to determine the device handle|GPU is lost")
+"""What nvidia-smi says where a module is loaded, and cards are not there."""
+
+
 def _said(answers: Answers, question: Question) -> str:
     return str(answers[question].get("out") or "").strip()
+
+
+_KERNELS = shell(
+    """\
+new=$(ls -1 /boot/vmlinuz-* 2>/dev/null | sed 's,^/boot/vmlinuz-,,' | sort -V | tail -n 1)
+for kernel in $(printf '%s\\n' "$(uname -r)" $new | sort -u); do
+  echo "$kernel $(modinfo -k "$kernel" -F version nvidia 2>/dev/null | head -n 1)"
+done""",
+    deadline=20,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulesBuilt:
+    """The running kernel and the newest one, which the next reboot starts, have this version's nvidia module.
+
+    An upgraded kernel without its headers boots into a host without a driver, at a time when nobody thinks of it.
+    """
+
+    version: str
+    id: str = "module of every kernel that runs"
+
+    def questions(self) -> tuple[Question, ...]:
+        return (_KERNELS,)
+
+    def plan(self, answers: Answers) -> Change | None:
+        """modinfo finds modules by their file, so one that was deleted is none, whatever DKMS believes."""
+        rows = [line.partition(" ") for line in _said(answers, _KERNELS).splitlines()]
+        lacking = [(kernel, version) for kernel, _, version in rows if version != self.version]
+        if not lacking:
+            return None
+        diff = tuple(
+            Diff(f"kernel {kernel}: nvidia {version or 'absent'} -> {self.version}") for kernel, version in lacking
+        )
+        script = explained("\n".join([_MODULE, *(f"rb_module {quote(kernel)}" for kernel, _ in lacking)]), APT)
+        return Change(script=script, diff=diff, limit=3600, page="driver-mismatch", next=f"dkms status; {_MAKE_LOG}")
+
+
+_MAKE_LOG = "tail -n 50 /var/lib/dkms/nvidia*/*/build/make.log"
+_MODULE = f"""\
+rb_module() {{
+  signed=$(dpkg-query -W -f '${{db:Status-Status}} ${{Package}}\\n' "linux-modules-nvidia-*-$1" 2>/dev/null |
+    sed -n 's/^installed //p')
+  if [ -n "$signed" ]; then {APT_GET} install --reinstall -- $signed
+  else
+    [ -e "/lib/modules/$1/build/Makefile" ] || {APT_GET} --no-install-recommends install -- "linux-headers-$1"
+    for rb_source in $(dkms status | sed -nE 's,^(nvidia[^/, ]*)(/|\\, )([^:\\, ]*).*,\1/\3,p' | sort -u); do
+      dkms install --force "$rb_source" -k "$1"
+    done
+  fi
+  depmod -- "$1"
+  if ! modinfo -k "$1" nvidia >/dev/null; then
+    echo "no nvidia module came of it for kernel $1: no driver package brought DKMS sources or that kernel's modules"
+    exit 1
+  fi
+}}"""
+"""Precompiled modules (Ubuntu's signed linux-modules-nvidia-…) come again as a package, DKMS's are compiled again."""
 
 
 _LICENSE = shell("cat /proc/driver/nvidia/version 2>/dev/null; modinfo -F license nvidia 2>/dev/null")
@@ -90,16 +147,18 @@ DISTRIBUTIONS = re.compile(r"-0ubuntu0[.~]|~deb[0-9]+u|~bpo")
 _DRIVER_PACKAGES = shell(
     "dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n' '*nvidia*' libcuda1 2>/dev/null | grep ^installed"
 )
+_NO_DRIVER = re.compile(r"nvidia-(container|modprobe|settings|prime|ctk)|libnvidia-container|linux-|firmware-")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneOrigin:
-    """No driver package of the distribution beside those of NVIDIA's repository: the two exclude each other.
+    """All driver packages are NVIDIA's, or all the distribution's: the two exclude each other.
 
     Their names and versions interleave, so apt mixes them until nothing can be installed any more
     (open-gpu-kernel-modules #537). They are named, not removed: somebody may be using them.
     """
 
+    origin: Literal["nvidia", "distribution"] = "nvidia"
     id: str = "one origin of the driver"
 
     def questions(self) -> tuple[Question, ...]:
@@ -107,21 +166,28 @@ class OneOrigin:
 
     def plan(self, answers: Answers) -> Verdict:
         rows = [line.split(" ") for line in _said(answers, _DRIVER_PACKAGES).splitlines()]
-        foreign = [
-            (row[1], row[2])
-            for row in rows
-            if len(row) == 3 and (DISTRIBUTIONS.search(row[2]) or row[1].startswith("linux-modules-nvidia-"))
-        ]
+        pairs = [(row[1], row[2]) for row in rows if len(row) == 3]
+        foreign = [pair for pair in pairs if self._is_foreign(*pair)]
+        mine, theirs = "NVIDIA's repository", "the distribution"
+        if self.origin == "distribution":
+            mine, theirs = theirs, mine
         if not foreign:
-            return Verdict(ok=True, line="no driver package of the distribution's own")
+            return Verdict(ok=True, line=f"{mine}: no driver package of {theirs}")
         names = " ".join(name for name, _ in foreign)
         return Verdict(
             ok=False,
-            line="the distribution's driver packages are installed, and exclude those of driver.repository",
+            line=f"driver packages of {theirs} are installed, and exclude those of {mine}",
             details=tuple(f"{name} {version}" for name, version in foreign[:8]),
-            next=f"apt-get purge --allow-change-held-packages {names}",
+            next=f"apt-get purge --allow-change-held-packages {names}   (or the other driver.origin)",
             page="driver-mismatch",
         )
+
+    def _is_foreign(self, name: str, version: str) -> bool:
+        """Debian's versions and NVIDIA's look alike, so among the distribution's only Ubuntu's can be told apart."""
+        its_own = DISTRIBUTIONS.search(version) is not None or name.startswith("linux-modules-nvidia-")
+        if self.origin == "nvidia":
+            return its_own
+        return "ubuntu" in version and not its_own and not _NO_DRIVER.match(name)
 
 
 _SECURE_BOOT = shell("""\
@@ -157,41 +223,11 @@ class SecureBoot:
             details=(
                 "either: switch it off in the VM (on Proxmox an EFI disk without pre-enrolled keys)",
                 "or: mokutil --import /var/lib/dkms/mok.pub (of package dkms), reboot, confirm at the VM's console",
-                "or: Ubuntu's signed linux-modules-nvidia packages in driver.packages, without NVIDIA's repository",
+                "or: driver.origin: distribution with Ubuntu's signed linux-modules-nvidia packages (inventory.yaml)",
             ),
             next="mokutil --sb-state",
             page="driver-mismatch",
         )
-
-
-_NEXT_KERNEL = shell("""\
-uname -r
-new=$(ls -1 /boot/vmlinuz-* 2>/dev/null | sed 's,^/boot/vmlinuz-,,' | sort -V | tail -n 1)
-echo "$new"
-[ -z "$(find "/lib/modules/$new" -name 'nvidia.ko*' 2>/dev/null | head -n 1)" ] || echo module
-[ ! -e "/lib/modules/$new/build/Makefile" ] || echo headers""")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NextKernel:
-    """The kernel that will run after the next reboot has an nvidia module: an upgraded kernel without its headers
-    boots into a host without a driver, at a time when nobody thinks of the driver.
-    """
-
-    id: str = "the next kernel's module"
-
-    def questions(self) -> tuple[Question, ...]:
-        return (_NEXT_KERNEL,)
-
-    def plan(self, answers: Answers) -> Change | None:
-        running, new, *there = [*_said(answers, _NEXT_KERNEL).splitlines(), "", ""][:4]
-        if new in ("", running) or "module" in there:
-            return None
-        script = f"dkms autoinstall -k {quote(new)}"
-        if "headers" not in there:
-            script = f"{install([f'linux-headers-{new}'])}\n{script}"
-        diff = Diff(f"{new} is installed beside {running}, and has no nvidia module")
-        return Change(script=script, diff=(diff,), limit=3600, page="driver-mismatch")
 
 
 @dataclass(frozen=True, kw_only=True)
