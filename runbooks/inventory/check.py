@@ -12,6 +12,7 @@ import msgspec
 from runbooks.inventory.machines import check_machines
 from runbooks.inventory.shape import Inventory, SecretRef
 from runbooks.inventory.source import Document, Path, near
+from runbooks.inventory.words import check_words
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
 
@@ -28,7 +29,8 @@ def check(document: Document) -> Inventory | None:
         return None
     inventory = msgspec.convert(document.value, Inventory, strict=True, str_keys=True)
     _names(inventory, document)
-    _numbers(inventory, document)
+    _ports(inventory, document)
+    check_words(document)
     check_machines(inventory, document)
     return None if document.problems else inventory
 
@@ -175,26 +177,9 @@ def _no_circles(inventory: Inventory, document: Document) -> None:
             document.problem(("profiles", name, "extends"), f"goes in a circle: {' -> '.join(chain)}")
 
 
-def _numbers(inventory: Inventory, document: Document) -> None:
-    """What a type cannot say."""
-
-    def positive(path: Path, value: float) -> None:
-        if value <= 0:
-            document.problem(path, f"should be above 0, found {value}")
-
+def _ports(inventory: Inventory, document: Document) -> None:
     for name, host in inventory.hosts.items():
         if not 0 < host.port < 65536:
             document.problem(("hosts", name, "port"), f"should be a port between 1 and 65535, found {host.port}")
     if not 0 < inventory.server.port < 65536:
         document.problem(("server", "port"), f"should be a port between 1 and 65535, found {inventory.server.port}")
-    positive(("server", "ready_budget"), inventory.server.ready_budget)
-    positive(("gpus", "count"), inventory.gpus.count)
-    for name, model in inventory.models.items():
-        positive(("models", name, "size_gb"), model.size_gb)
-        if not model.path.startswith("/"):
-            document.problem(("models", name, "path"), f"should be an absolute path, found {model.path!r}")
-        if not model.source.startswith(("hf:", "http://", "https://", "/")):
-            text = f"should be hf:OWNER/NAME, an http(s) folder or an absolute path, found {model.source!r}"
-            document.problem(("models", name, "source"), text)
-    for index, streams in enumerate(inventory.bench.concurrency):
-        positive(("bench", "concurrency", index), streams)
