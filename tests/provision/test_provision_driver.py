@@ -67,7 +67,7 @@ VERDICTS: list[tuple[Step, str, bool, str]] = [
     (OneOrigin(), "installed linux-modules-nvidia-580-open-generic 6.8.0-63.66", False, "linux-modules-nvidia-580"),
     (
         OneOrigin(origin="distribution"),
-        "installed nvidia-utils-580 580.95.05-0ubuntu0.24.04.2\ninstalled linux-modules-nvidia-580-open-generic 6.8.0-63\n"
+        "installed nvidia-utils-580 580.95.05-0ubuntu0.24.04.2\ninstalled linux-modules-nvidia-580-open-x 6.8.0-63\n"
         "installed nvidia-container-toolkit 1.17.8-1",
         True,
         "the distribution: no driver package of NVIDIA's repository",
