@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runbooks.engine import lock
-from runbooks.engine.errors import RunbookError, StepFailed
+from runbooks.engine.errors import RunbookError, StepFailed, page_of
 from runbooks.engine.follow import MARK
 from runbooks.engine.jobs import run_job
 from runbooks.engine.progress import Meter
@@ -35,8 +35,7 @@ rb_rc=$?
 set -e
 echo "{mark} end {number} $rb_rc"
 [ "$rb_rc" -eq 0 ] || exit "$rb_rc"
-{audit}
-"""
+{audit}"""
 
 _ENDS = {
     124: "took longer than its limit, and was ended",
@@ -96,7 +95,7 @@ def _run(
             step=step.id,
             details=[*teller.said[-12:], f"the whole log: {result.folder}/log on {connection.name}"],
             next=change.next or connection.target.ssh,
-            page=change.page,
+            page=change.page or page_of(teller.said),
         )
 
 
@@ -115,14 +114,14 @@ class _Teller:
         self.said: list[str] = []
 
     def script(self) -> str:
-        parts = []
+        parts = [lock.audit_function()]
         for number, (step, change) in enumerate(self._changes):
             lines = tuple(self._report.redact(diff.line) for diff in change.diff)
-            audit = lock.audit_script(self._options.what, step.id, lines)
+            audit = lock.audit_call(self._options.what, step.id, lines)
             parts.append(
                 _STEP.format(mark=self._mark, number=number, script=change.script, audit=audit, stopped=STOPPED)
             )
-        return "".join(parts)
+        return "\n".join(parts)
 
     def line(self, text: str) -> None:
         match = re.fullmatch(rf"{self._mark} (begin|end) (\d+)(?: (\d+))?", text)

@@ -11,6 +11,7 @@ import getpass
 import hashlib
 import json
 import os
+import posixpath
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,16 @@ fi
 mkdir -p {lock} && printf %s {run} >{lock}/run && printf '%s\\n' {holder} >{lock}/holder && touch {lock} ||
   {{ rm -rf {lock}; df -h {lock}.guard >&2; exit 1; }}
 """
+
+# The journal's copy is written beside the work: waiting for it would cost as much as a small step does.
+_AUDIT = """\
+mkdir -p {folder} || :
+rb_audit() {{
+  rb_entry="{{\\"time\\":\\"$(date -u +%FT%TZ)\\",$1"
+  printf '%s\\n' "$rb_entry" >>{file} ||
+    echo 'the audit log cannot be written; the journal has it: journalctl -t runbooks'
+  logger -t runbooks -- "$rb_entry" >/dev/null 2>&1 &
+}}"""
 
 _RELEASE = """[ "$(cat {lock}/run 2>/dev/null)" != {run} ] || rm -rf {lock}"""
 
@@ -172,10 +183,15 @@ def force_release(connection: Connection) -> str:
 
 def audit_script(run: str, step: str, lines: tuple[str, ...]) -> str:
     """Shell text that writes one JSON line to the audit log and to the journal. The caller has masked `lines`."""
+    return f"{audit_function()}\n{audit_call(run, step, lines)}"
+
+
+def audit_function() -> str:
+    """The first half of it, which a script with many lines needs once."""
+    return _AUDIT.format(folder=posixpath.dirname(paths.AUDIT), file=paths.AUDIT)
+
+
+def audit_call(run: str, step: str, lines: tuple[str, ...]) -> str:
+    """The second half, which writes the line."""
     entry = json.dumps({"run": run, "who": who(), "step": step, "changes": list(lines)})
-    return (
-        f'rb_audit=$(printf \'{{"time":"%s",%s\' "$(date -u +%FT%TZ)" {quote(entry[1:])})\n'
-        f"{{ mkdir -p {os.path.dirname(paths.AUDIT)} && printf '%s\\n' \"$rb_audit\" >>{paths.AUDIT}; }} ||"  # noqa: PTH120
-        " echo 'the audit log cannot be written; the journal has it: journalctl -t runbooks'\n"
-        'logger -t runbooks -- "$rb_audit" 2>/dev/null || :'
-    )
+    return f"rb_audit {quote(entry[1:])}"

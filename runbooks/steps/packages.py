@@ -240,7 +240,9 @@ def install(specs: Sequence[str], *, recommends: bool = False) -> str:
     how = "--install-recommends" if recommends else "--no-install-recommends"
     script = f"""\
 {QUIET}
-{APT_GET} check >/dev/null || dpkg --configure -a --force-confdef --force-confold
+if [ -n "$(dpkg --audit; ls -A /var/lib/dpkg/updates)" ]; then
+  {APT_GET} check || dpkg --configure -a --force-confdef --force-confold
+fi
 {REFRESH}
 {APT_GET} {how} --allow-downgrades --allow-change-held-packages install -- {" ".join(map(quote, specs))}"""
     return explained(script, APT)
