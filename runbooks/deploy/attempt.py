@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal
+from functools import partial
+from typing import TypeVar
 
-from runbooks import paths
-from runbooks.canary import run_canary
-from runbooks.deploy import evidence, gate, prune, releases, software
+from runbooks.canary import Battery
+from runbooks.deploy import evidence, gate, guard, prune, releases, software
+from runbooks.deploy.back import at, invocation, prove, speaks_sense, start_again
 from runbooks.deploy.look import Host
 from runbooks.deploy.releases import Release
 from runbooks.deploy.unit import Plan, render
@@ -18,9 +21,10 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
-from runbooks.inventory.shape import Model
 from runbooks.sglang import readback
 from runbooks.sglang.flags import Value
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,261 +35,255 @@ class Served:
     observed: dict[str, Value]
 
 
-def speaks_sense(
-    conn: Connection,
-    loaded: Loaded,
-    model: Model,
-    key: Secret | None,
-    battery: Literal["quick", "full"],
-    *,
-    report: Reporter,
-) -> None:
-    """Ask the canary. Raises RunbookError with what it found."""
-    result = run_canary(conn, server=loaded.inventory.server, model=model, battery=battery, report=report, api_key=key)
-    if result.verdict != "healthy":
-        faults = [f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults]
-        raise RunbookError(
-            f"it answers, but the {battery} canary says {result.verdict}",
-            host=conn.name,
-            step="deploy",
-            details=faults[:5],
-            next=f"invoke canary --battery {battery} --hosts {conn.name}",
-            page=result.page,
+@dataclass
+class Node:
+    """One host of a server, and what it becomes. `software`: what its runtime held when the parser was asked."""
+
+    conn: Connection
+    new: Plan
+    found: Host
+    software: str = ""
+
+    def __post_init__(self) -> None:
+        self.number(self.found.next_number)
+
+    def number(self, number: int) -> None:
+        """A new release gets this number: the same on all hosts of a server, which is how they are found together."""
+        self.release = self._release(number)
+        self.previous = self.found.previous_good(self.release.number)
+
+    def _release(self, number: int) -> Release:
+        """The current one, where it is what is wanted and was good (but does not serve); else a new one."""
+        current, new = self.found.release(self.found.current), self.new
+        same_key = not new.has_key or self.found.key_same
+        if current is not None and current.content == new.content and current.verdict == "promoted" and same_key:
+            return current
+        return Release(
+            number=number,
+            profile=new.launch.profile,
+            content=new.content,
+            sglang=new.launch.version,
+            runtime=new.runtime,
+            model_path=new.model.path,
+            served_name=new.model.served_name,
+            host=new.host,
+            port=new.port,
+            has_key=new.has_key,
+            created=now(),
+            by=lock.who(),
+            hosts=new.launch.hosts,
         )
+
+    def audit(self, line: str) -> None:
+        self.conn.ask(lock.audit_script(self.new.content, "deploy", (line,)))
 
 
 @dataclass
 class Attempt:
-    """From the first write on."""
+    """From the first write on. Most servers have one node; of several the first answers, and all stand or fall."""
 
-    conn: Connection
+    nodes: Sequence[Node]
     loaded: Loaded
     report: Reporter
-    new: Plan
-    found: Host
     key: Secret | None
-    software: str = ""  # what the runtime held when its parser was asked
     full_canary: bool = True
+
+    @property
+    def head(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def budget(self) -> float:
+        return self.loaded.inventory.server.ready_budget
 
     def run(self) -> Served:
         """Raises RunbookError after the release before was brought back."""
-        release = self._release()
-        previous = self.found.previous_good(release.number)
-        if release.verdict is None:
-            files = {**render(self.new, release.number), software.FILE: self.software}
-            releases.install(self.conn, release, files, self.key)
-            self._audit(f"release {release.number} of profile {release.profile} written; it becomes current")
-            self.report.note(f"release {release.number} is written; starting it", host=self.conn.name)
-        else:
-            self.report.note(f"release {release.number} is this very one; starting it again", host=self.conn.name)
-        before = self.found.unit.get("InvocationID", "")
+        name = self.head.conn.name
+        for node in self.nodes:
+            self._write(node)
         try:
-            releases.switch(self.conn, release)
-            releases.restart(self.conn)
-            start = self._gate(release, before)
-            software.runs_from(self.conn, release)
-            observed = self._read_back(release, start)
-            self._canary("quick")
+            start = self._start()
+            observed = self._read_back(start)
+            self._canary("gate")
+            for node in self.nodes:
+                facts = {"judged": now(), "ready_seconds": round(start.seconds, 1)}
+                node.release = releases.judge(node.conn, node.release, "promoted", **facts)
+                guard.off(node.conn)
+                node.audit(f"release {node.release.number} promoted")
         except RunbookError as error:
-            self._give_up(release, previous, error)
+            self._give_up(error)
             raise
         except KeyboardInterrupt:
-            text = f"release {release.number} is current and not judged: deploy again, or invoke rollback"
-            self.report.note(text, host=self.conn.name, level="warning")
+            text = f"release {self.head.release.number} is current and not judged: deploy again, or invoke rollback"
+            self.report.note(text, host=name, level="warning")
             raise
-        seconds = round(start.seconds, 1)
-        release = releases.judge(self.conn, release, "promoted", judged=now(), ready_seconds=seconds)
-        self._audit(f"release {release.number} promoted")
-        text = f"release {release.number} is promoted: profile {release.profile}, ready after {seconds:.0f} s"
-        self.report.note(text, host=self.conn.name, level="good")
-        self._watch(release, previous)
-        self._prune(release)
+        release = self.head.release
+        text = f"release {release.number} is promoted: profile {release.profile}, ready after {start.seconds:.0f} s"
+        self.report.note(text, host=name, level="good")
+        self._watch()
+        for node in self.nodes:
+            self._prune(node)
         return Served(release, observed)
 
-    def _watch(self, release: Release, previous: Release | None) -> None:
+    def _write(self, node: Node) -> None:
+        release = node.release
+        if release.verdict is not None:
+            self.report.note(f"release {release.number} is this very one; starting it again", host=node.conn.name)
+            return
+        files = {**render(node.new, release.number), software.FILE: node.software}
+        releases.install(node.conn, release, files, self.key)
+        node.audit(f"release {release.number} of profile {release.profile} written; it becomes current")
+        self.report.note(f"release {release.number} is written; starting it", host=node.conn.name)
+
+    def _start(self) -> gate.Start:
+        """Everywhere at once; the head's answer counts, and a death anywhere."""
+        before = [node.found.unit.get("InvocationID", "") for node in self.nodes]
+        for node in self.nodes:
+            releases.switch(node.conn, node.release)
+            if node.previous is not None:
+                guard.on(node.conn, node.release, node.previous, budget=self.budget)
+        for node in self.nodes:
+            releases.restart(node.conn)
+        others = [(node.conn, was) for node, was in zip(self.nodes[1:], before[1:], strict=True)]
+        conn, release = self.head.conn, self.head.release
+        start = gate.wait(
+            conn, at(release, self.key), before=before[0], budget=self.budget, report=self.report, others=others
+        )
+        gate.passed(start, release.number, conn.name, self.budget)
+        for node in self.nodes:
+            software.runs_from(node.conn, node.release)
+        return start
+
+    def _watch(self) -> None:
         """The full canary, while the new release already serves; the way back where it finds something."""
         if not self.full_canary:
             return
         try:
             self._canary("full")
         except RunbookError as error:
-            self._give_up(replace(release, verdict=None), previous, error)
+            for node in self.nodes:
+                node.release = replace(node.release, verdict=None)
+            self._give_up(error)
             raise
         except KeyboardInterrupt:
-            text = f"release {release.number} serves; its full canary was cut off: invoke canary --battery full"
-            self.report.note(text, host=self.conn.name, level="warning")
+            number = self.head.release.number
+            text = f"release {number} serves; its full canary was cut off: invoke canary --battery full"
+            self.report.note(text, host=self.head.conn.name, level="warning")
             raise
 
-    def _prune(self, release: Release) -> None:
+    def _prune(self, node: Node) -> None:
         """Old releases that nothing can need. Their runtimes stay: those go by `invoke releases --prune`."""
-        there = [*self.found.releases, release]
-        going = prune.spare(there, serving=(release.number,))
-        prune.remove(self.conn, [one.folder for one in going])
+        there = [*node.found.releases, node.release]
+        going = prune.spare(there, serving=(node.release.number,))
+        prune.remove(node.conn, [one.folder for one in going])
         if going:
             numbers = ", ".join(str(one.number) for one in going)
-            self._audit(f"old releases removed: {numbers}")
-            self.report.note(f"old releases removed: {numbers}", host=self.conn.name)
+            node.audit(f"old releases removed: {numbers}")
+            self.report.note(f"old releases removed: {numbers}", host=node.conn.name)
 
-    def _release(self) -> Release:
-        """The current one, where it is what is wanted and was good (but does not serve); else a new one."""
-        current = self.found.release(self.found.current)
-        same_key = self.key is None or self.found.key_same
-        if current is not None and current.content == self.new.content and current.verdict == "promoted" and same_key:
-            return current
-        return Release(
-            number=self.found.next_number,
-            profile=self.new.launch.profile,
-            content=self.new.content,
-            sglang=self.new.launch.version,
-            runtime=self.new.runtime,
-            model_path=self.new.model.path,
-            served_name=self.new.model.served_name,
-            host=self.new.host,
-            port=self.new.port,
-            has_key=self.new.has_key,
-            created=now(),
-            by=lock.who(),
-        )
-
-    def _endpoint(self, release: Release, key: Secret | None) -> gate.Endpoint:
-        return gate.Endpoint(release.host, release.port, release.served_name, key)
-
-    def _gate(self, release: Release, before: str) -> gate.Start:
-        budget = self.loaded.inventory.server.ready_budget
-        start = gate.wait(
-            self.conn, self._endpoint(release, self.key), before=before, budget=budget, report=self.report
-        )
-        return passed(start, release, self.conn.name, budget)
-
-    def _read_back(self, release: Release, start: gate.Start) -> dict[str, Value]:
+    def _read_back(self, start: gate.Start) -> dict[str, Value]:
         """What runs against what the profile expects."""
-        info = gate.ask(self.conn, self._endpoint(release, self.key), "info").get("info")
+        conn, expected = self.head.conn, self.head.new.launch.expect
+        info = gate.ask(conn, at(self.head.release, self.key), "info").get("info")
         observed = readback.observe(start.journal, info if isinstance(info, dict) else {})
-        expected = self.new.launch.expect
         rows = [
             [name, str(observed.get(name, "-")), str(expected.get(name, ""))]
             for name in readback.SHOWN
             if name in observed or name in expected
         ]
-        self.report.table("what runs", ["setting", "runs", "expected"], rows, host=self.conn.name)
+        self.report.table("what runs", ["setting", "runs", "expected"], rows, host=conn.name)
         wrong = readback.compare(expected, observed)
         if wrong:
             raise RunbookError(
                 "the server runs with other settings than the profile expects",
-                host=self.conn.name,
+                host=conn.name,
                 step="deploy",
                 details=[str(one) for one in wrong],
                 next="look at `expect` of the profile, and at the runtime's version",
             )
         return {name: observed[name] for name in readback.SHOWN if name in observed}
 
-    def _canary(self, battery: Literal["quick", "full"]) -> None:
-        speaks_sense(self.conn, self.loaded, self.new.model, self.key, battery, report=self.report)
+    def _canary(self, battery: Battery) -> None:
+        head = self.head
+        speaks_sense(head.conn, self.loaded.inventory.server, head.new.model, self.key, battery, report=self.report)
 
-    def _give_up(self, release: Release, previous: Release | None, error: RunbookError) -> None:
-        """Write the failure down and bring the release before back; what became of that is added to the error."""
-        name, saved = self.conn.name, None
+    def _give_up(self, error: RunbookError) -> None:
+        """Write the failure down and bring the release before back; what became of that is added to the error.
+
+        What a full disk keeps from being written must not keep the release before from coming back.
+        """
+        name, release = self.head.conn.name, self.head.release
         self.report.note(f"release {release.number} failed: {error.message}", host=name, level="error")
+        saved = None
         try:
-            if release.verdict is None:
-                releases.judge(self.conn, release, "failed", judged=now(), reason=error.message)
-            self._audit(f"release {release.number} failed: {error.message}")
-            saved = self._save(release, error)
-            if previous is None:
-                releases.stop(self.conn)
-                end = "there is no earlier release that worked: the server is stopped"
-            else:
-                bring_back(self.conn, previous, budget=self.loaded.inventory.server.ready_budget, report=self.report)
-                self._audit(f"back to release {previous.number}")
-                end = f"release {previous.number} (profile {previous.profile}) serves again"
+            if isinstance(error, Unreachable):
+                self._reach()
+            for node in self.nodes:
+                self._try(partial(self._condemn, node, error))
+            saved = self._try(lambda: evidence.save(self.head.conn, release, error, self.report))
+            end = self._bring_back(error)
         except Unreachable as lost:
             end = f"and the host was lost before the release before could be brought back: {lost.message}"
-        except RunbookError as second:
-            number = previous.number if previous else 0
-            end = f"and release {number} did not come back either: {second.message}"
-            error.details += second.details
+            minutes = (self.budget + guard.GRACE) / 60
+            end += f"; unless it restarts, it goes back by itself {minutes:.0f} min after the start"
         kept = [f"what it left to be read is on the host, in {saved}"] if saved else []
         error.details = (*error.details, *kept, end)
         error.host, error.step = error.host or name, error.step or "deploy"
 
-    def _save(self, release: Release, error: RunbookError) -> str | None:
-        """What it leaves to be read; no trouble with that may keep the release before from coming back."""
+    def _bring_back(self, error: RunbookError) -> str:
+        """What became of it, in words. Raises Unreachable."""
+        placed = [(node.conn, node.previous) for node in self.nodes if node.previous is not None]
+        previous = self.head.previous
+        if previous is None or len(placed) < len(self.nodes):
+            for node in self.nodes:
+                releases.stop(node.conn)
+            return "there is no earlier release that worked: the server is stopped"
+        drifted = software.differences(self.head.conn, previous)
+        began = False
         try:
-            return evidence.save(self.conn, release, error, self.report)
+            together = all(one.hosts == previous.hosts for _, one in placed) and previous.hosts
+            for group in [placed] if together or len(placed) == 1 else [[one] for one in placed]:
+                start_again(group, budget=self.budget, report=self.report)
+            began = True
+            for node in self.nodes:
+                node.audit(f"back to release {previous.number}")
+            prove(self.head.conn, self.loaded, previous, self.report)
         except Unreachable:
             raise
+        except RunbookError as second:
+            error.details += second.details
+            state = "answers again, but is not well" if began else "did not come back either"
+            return f"and release {previous.number} {state}: {second.message}"
+        also = f", with other software than it was promoted with: {'; '.join(drifted[:3])}" if drifted else ""
+        return f"release {previous.number} (profile {previous.profile}) serves again{also}"
+
+    def _condemn(self, node: Node, error: RunbookError) -> None:
+        if node.release.verdict is None:
+            releases.judge(node.conn, node.release, "failed", judged=now(), reason=error.message)
+        node.audit(f"release {node.release.number} failed: {error.message}")
+
+    def _try(self, work: Callable[[], T]) -> T | None:
+        """No trouble with what is only written down may keep the release before from coming back."""
+        try:
+            return work()
         except RunbookError as trouble:
-            text = f"what it left could not be saved: {trouble.message}"
-            self.report.note(text, host=self.conn.name, level="warning")
+            text = f"the failure could not be written down: {trouble.message}"
+            self.report.note(text, host=self.head.conn.name, level="warning")
             return None
 
-    def _audit(self, line: str) -> None:
-        self.conn.ask(lock.audit_script(self.new.content, "deploy", (line,)))
-
-
-def passed(start: gate.Start, release: Release, name: str, budget: float) -> gate.Start:
-    """The start, if it was a healthy one. Raises RunbookError with the cause and the last lines."""
-    if start.end == "healthy":
-        return start
-    if start.end == "died" and start.cause is not None:
-        raise RunbookError(
-            f"release {release.number} died after {start.seconds:.0f} s: {start.cause.text}",
-            host=name,
-            step="deploy",
-            details=start.cause.evidence,
-            next=start.cause.next,
-            page=start.cause.page,
-        )
-    details = [f"it was {start.phase}"] + ([f"last answer: {start.last_answer[:200]}"] if start.last_answer else [])
-    raise RunbookError(
-        f"release {release.number} did not answer within {budget:.0f} s",
-        host=name,
-        step="deploy",
-        details=details + start.journal[-3:],
-        next="raise server.ready_budget if it was still making progress",
-        page="server-down",
-    )
-
-
-def bring_back(conn: Connection, release: Release, *, budget: float, report: Reporter) -> gate.Start:
-    """Switch to a release that is on the host, start it, and wait until it answers. Raises RunbookError."""
-    key = releases.key_of(conn, release)
-    if key:
-        report.hide(key)
-    before = conn.ask(f"systemctl show -p InvocationID --value {paths.UNIT_NAME}").out.strip()
-    report.note(f"bringing back release {release.number}", host=conn.name)
-    releases.switch(conn, release)
-    releases.restart(conn)
-    endpoint = gate.Endpoint(release.host, release.port, release.served_name, key)
-    start = gate.wait(conn, endpoint, before=before, budget=budget, report=report)
-    passed(start, release, conn.name, budget)
-    software.runs_from(conn, release)
-    return start
-
-
-def answers(conn: Connection) -> bool:
-    """Whether the release that is current completes a request now; a host that cannot be asked does not."""
-    try:
-        release = releases.parse(conn.ask(f"cat {paths.CURRENT}/release.json").out)
-        if release is None:
-            return False
-        at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
-        said = gate.ask(conn, at, "completion")
-        return said.get("status") == 200 and "error" not in said
-    except RunbookError:
-        return False
-
-
-def running(conn: Connection) -> float | None:
-    """Requests that the current release works on or keeps waiting; None where it serves and does not show them."""
-    release = releases.parse(conn.ask(f"cat {paths.CURRENT}/release.json 2>/dev/null").out)
-    if release is None:
-        return 0.0
-    at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
-    live = gate.ask(conn, at, "live")
-    if live.get("status") == 200:
-        return float(live["running"] + live["queued"])
-    return None if live.get("status") else 0.0
+    def _reach(self) -> None:
+        """Wait for hosts that were lost, by a reboot or a cut link. Raises Unreachable after gate.COMES_BACK."""
+        until = time.monotonic() + gate.COMES_BACK
+        for node in self.nodes:
+            while True:
+                try:
+                    invocation(node.conn)
+                    break
+                except RunbookError:
+                    if time.monotonic() > until:
+                        raise
+                    node.conn.close()
+                    time.sleep(gate.POLL)
 
 
 def now() -> str:

@@ -10,14 +10,15 @@ import difflib
 import json
 import secrets
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from runbooks import paths
 from runbooks.deploy import gate, releases, software
-from runbooks.deploy.attempt import Attempt, answers, running, speaks_sense
+from runbooks.deploy.attempt import Attempt, Node
+from runbooks.deploy.back import answers, running, speaks_sense
 from runbooks.deploy.look import Host, check, look, need_runtime
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica
@@ -30,7 +31,7 @@ from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded, memory
 from runbooks.inventory.runtimes import runtime_paths
 from runbooks.inventory.shape import Inventory, Model
-from runbooks.sglang.argv import build
+from runbooks.sglang.argv import Place, build
 from runbooks.sglang.flags import Value
 
 Consent = Callable[[str], bool]
@@ -70,9 +71,8 @@ class DeployResult:
 
 
 def deploy(
-    conn: Connection,
+    conns: Sequence[Connection],
     loaded: Loaded,
-    host: str,
     profile: str,
     *,
     report: Reporter,
@@ -81,17 +81,63 @@ def deploy(
     full_canary: bool = True,
     replica: Replica | None = None,
 ) -> DeployResult:
-    """Make the server of this host the one of a profile. Raises RunbookError; the release before serves again then.
+    """Make the server of a host the one of a profile. Raises RunbookError; the release before serves again then.
 
-    A `replica` is taken out of its gateway for the time of it; while others serve, that is no downtime to be agreed to.
+    Several hosts are one server, as the profile's `nnodes` says; the first answers for it. A `replica` is taken out of
+    its gateway for the time of it; while others serve, that is no downtime to be agreed to.
     """
-    inventory, spec, model = loaded.inventory, loaded.runtime_for(host), loaded.model_for(host)
-    launch = build(inventory, profile, model=model, runtime=spec)
-    for note in (*launch.notes, *need_memory(inventory, model, launch.args, host)):
-        report.note(note, host=host, level="warning")
-    key = loaded.secret(inventory.server.api_key) if inventory.server.api_key else None
+    server = loaded.inventory.server
+    key = loaded.secret(server.api_key) if server.api_key else None
     if key:
         report.hide(key)
+    nodes = [_node(conn, loaded, profile, _place(loaded, conns, rank), key, report) for rank, conn in enumerate(conns)]
+    number = max(node.found.next_number for node in nodes)
+    for node in nodes:
+        node.number(number)
+    head = nodes[0]
+    name = head.conn.name
+    if (served := _already(nodes, key)) is not None and (check_only or _sane(loaded, head, key, report)):
+        report.note(f"release {served.number} with profile {profile} serves and answers: nothing to do", host=name)
+        if replica is not None and not check_only:
+            replica.take_in()
+        return DeployResult(name, profile, "unchanged", served.number)
+    for node in nodes:
+        check(node.found, node.new, node.conn.name)
+    if check_only:
+        diff = tuple(line for node in nodes for line in _diff(node))
+        return DeployResult(name, profile, "would-change", None, diff=diff)
+    for node in nodes:
+        parse(node.conn, node.new)
+        node.software = software.held(node.conn, node.new.runtime)
+    alone = replica is None or not replica.others()
+    if alone:
+        otherwise = gate.Endpoint(head.new.host, head.new.port, head.new.model.served_name, key)
+        agree([(node.conn, node.found) for node in nodes], consent, otherwise=otherwise)
+    with ExitStack() as held:
+        run = secrets.token_hex(8)
+        for node in nodes:
+            held.enter_context(lock.held(node.conn, run, f"deploy --profile {profile}"))
+        held.enter_context(out_of_traffic(head.conn, replica, alone=alone))
+        made = Attempt(nodes, loaded, report, key, full_canary).run()
+    seconds = made.release.ready_seconds or 0.0
+    return DeployResult(name, profile, "promoted", made.release.number, seconds, made.observed)
+
+
+def _place(loaded: Loaded, conns: Sequence[Connection], rank: int) -> Place | None:
+    if len(conns) == 1:
+        return None
+    return Place(tuple(conn.name for conn in conns), rank, loaded.inventory.hosts[conns[0].name].address)
+
+
+def _node(
+    conn: Connection, loaded: Loaded, profile: str, place: Place | None, key: Secret | None, report: Reporter
+) -> Node:
+    """A host, looked at, with what it is to become. Nothing is touched."""
+    inventory, name = loaded.inventory, conn.name
+    spec, model = loaded.runtime_for(name), loaded.model_for(name)
+    launch = build(inventory, profile, model=model, runtime=spec, place=place)
+    for note in (*launch.notes, *need_memory(inventory, model, launch.args, name)):
+        report.note(note, host=name, level="warning")
     found = look(
         conn,
         runtimes=runtime_paths(spec, inventory.flash_attn),
@@ -100,29 +146,7 @@ def deploy(
         port=inventory.server.port,
         key=key,
     )
-    new = plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, host))
-    if (served := _already(conn, found, new, key)) is not None and (
-        check_only or _sane(conn, loaded, new, key, report)
-    ):
-        report.note(f"release {served.number} with profile {profile} serves and answers: nothing to do", host=host)
-        if replica is not None and not check_only:
-            replica.take_in()
-        return DeployResult(host, profile, "unchanged", served.number)
-    check(found, new, host)
-    if check_only:
-        return DeployResult(host, profile, "would-change", None, diff=_diff(conn, found, new))
-    parse(conn, new)
-    packages = software.held(conn, new.runtime)
-    alone = replica is None or not replica.others()
-    if alone:
-        agree(conn, found, consent, otherwise=gate.Endpoint(new.host, new.port, model.served_name, key))
-    with (
-        lock.held(conn, secrets.token_hex(8), f"deploy --profile {profile}"),
-        out_of_traffic(conn, replica, alone=alone),
-    ):
-        made = Attempt(conn, loaded, report, new, found, key, packages, full_canary).run()
-    seconds = made.release.ready_seconds or 0.0
-    return DeployResult(host, profile, "promoted", made.release.number, seconds, made.observed)
+    return Node(conn, plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, name)), found)
 
 
 def need_memory(inventory: Inventory, model: Model, args: Mapping[str, Value], host: str) -> list[str]:
@@ -178,64 +202,69 @@ def parse(conn: Connection, new: Plan) -> None:
         )
 
 
-def _already(conn: Connection, found: Host, new: Plan, key: Secret | None) -> Release | None:
+def _already(nodes: Sequence[Node], key: Secret | None) -> Release | None:
     """The release that serves, if it is this very one, was promoted, runs as written, and answers now."""
-    current = found.release(found.current)
-    same = current is not None and current.content == new.content and current.verdict == "promoted"
-    if (
-        current is None
-        or not same
-        or not found.serves
-        or found.running != current.stamp
-        or (key and not found.key_same)
-    ):
-        return None
-    answer = gate.ask(conn, gate.Endpoint(new.host, new.port, new.model.served_name, key), "completion")
-    return current if answer.get("status") == 200 and "error" not in answer else None
+    for node in nodes:
+        current = node.found.release(node.found.current)
+        if (
+            current is None
+            or current.content != node.new.content
+            or current.verdict != "promoted"
+            or not node.found.serves
+            or node.found.running != current.stamp
+            or (key and not node.found.key_same)
+        ):
+            return None
+    head = nodes[0]
+    answer = gate.ask(
+        head.conn, gate.Endpoint(head.new.host, head.new.port, head.new.model.served_name, key), "completion"
+    )
+    good = answer.get("status") == 200 and "error" not in answer
+    return head.found.release(head.found.current) if good else None
 
 
-def _sane(conn: Connection, loaded: Loaded, new: Plan, key: Secret | None, report: Reporter) -> bool:
+def _sane(loaded: Loaded, head: Node, key: Secret | None, report: Reporter) -> bool:
     """A server that answers nonsense is not there already: it is started again, and has to pass the gate."""
     try:
-        speaks_sense(conn, loaded, new.model, key, "quick", report=report)
+        speaks_sense(head.conn, loaded.inventory.server, head.new.model, key, "quick", report=report)
     except RunbookError as error:
-        report.note(f"{error.message}; starting it again", host=conn.name, level="warning")
+        report.note(f"{error.message}; starting it again", host=head.conn.name, level="warning")
         return False
     return True
 
 
-def agree(conn: Connection, found: Host, consent: Consent, *, otherwise: gate.Endpoint) -> None:
+def agree(found: Sequence[tuple[Connection, Host]], consent: Consent, *, otherwise: gate.Endpoint) -> None:
     """State the downtime and who is being served now; go on only with consent.
 
     `otherwise` is where to ask a server that no release of ours describes.
     """
-    if not found.serves:
-        return
-    current, what, seconds = found.release(found.current), "a server that is no release of ours", 0.0
-    if current is not None:
-        otherwise = gate.Endpoint(current.host, current.port, current.served_name, releases.key_of(conn, current))
-        what, seconds = f"release {current.number}", current.ready_seconds or 0.0
-    live = gate.ask(conn, otherwise, "live")
-    requests = (
-        f"{live['running']:.0f} running, {live['queued']:.0f} waiting" if live.get("status") == 200 else "unknown"
-    )
-    minutes = f"about {seconds / 60:.0f} min" if seconds > 90 else "some minutes" if not seconds else "about a minute"
-    question = f"{conn.name} serves {what}; it goes down for {minutes} (requests now: {requests}). Go on?"
-    if not consent(question):
-        raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
+    for conn, host in found:
+        if not host.serves:
+            continue
+        current, what, seconds, at = host.release(host.current), "a server that is no release of ours", 0.0, otherwise
+        if current is not None:
+            at = gate.Endpoint(current.host, current.port, current.served_name, releases.key_of(conn, current))
+            what, seconds = f"release {current.number}", current.ready_seconds or 0.0
+        live = gate.ask(conn, at, "live")
+        requests = (
+            f"{live['running']:.0f} running, {live['queued']:.0f} waiting" if live.get("status") == 200 else "unknown"
+        )
+        time = f"about {seconds / 60:.0f} min" if seconds > 90 else "some minutes" if not seconds else "about a minute"
+        question = f"{conn.name} serves {what}; it goes down for {time} (requests now: {requests}). Go on?"
+        if not consent(question):
+            raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
 
 
-def _diff(conn: Connection, found: Host, new: Plan) -> tuple[str, ...]:
+def _diff(node: Node) -> tuple[str, ...]:
     """Line by line what the files of the release would be, against those of the one that serves."""
-    number = found.next_number
+    number, label = node.release.number, f"{node.conn.name}: " if node.new.launch.hosts else ""
     lines: list[str] = []
-    for name, text in render(new, number).items():
+    for name, text in render(node.new, number).items():
         old = ""
-        if found.current is not None:
-            answer = conn.ask(f"cat {paths.CURRENT}/{name} 2>/dev/null")
-            old = answer.out
+        if node.found.current is not None:
+            old = node.conn.ask(f"cat {paths.CURRENT}/{name} 2>/dev/null").out
         if name == "launch.py" and not old:
             continue  # the first one: it is ours, the same everywhere, and long
-        before, after = old.splitlines(), text.splitlines()
-        lines += difflib.unified_diff(before, after, f"current/{name}", f"release {number}/{name}", lineterm="", n=1)
+        names = f"{label}current/{name}", f"{label}release {number}/{name}"
+        lines += difflib.unified_diff(old.splitlines(), text.splitlines(), *names, lineterm="", n=1)
     return tuple(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from runbooks import paths
 from runbooks.deploy.look import MARK, SHOWN
 from runbooks.diagnose import Cause, classify
-from runbooks.engine.errors import NoAnswer
+from runbooks.engine.errors import NoAnswer, RunbookError, Unreachable
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
@@ -25,10 +25,12 @@ from runbooks.engine.transport import Connection
 
 POLL = 1.0  # seconds between two looks
 ANSWER = 20  # seconds that one completion may take; the first compiles kernels, so it is asked again and again
+COMES_BACK = 600.0  # seconds that a lost host gets: one with eight cards and 768 GB takes minutes to boot
 NO_START = 30.0  # seconds after which a unit that is down and was not started again counts as dead
 
 # Only what belongs to this start: the old server's last words are no symptom of the new one.
 _FOLLOW = """\
+echo '{mark}boot'; cat /proc/sys/kernel/random/boot_id
 echo '{mark}unit'; systemctl show -p {shown} {unit}
 id={invocation}; [ -n "$id" ] || id=$(systemctl show -p InvocationID --value {unit})
 echo '{mark}journal'
@@ -48,6 +50,9 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("warming up", re.compile(r"Uvicorn running|Application startup complete")),
     ("ready", re.compile(r"fired up and ready to roll")),
 )
+NO_PORT = re.compile(r"error while attempting to bind on address")
+"""After it SGLang neither serves nor ends: seen with 0.5.10.post1 and 0.5.23."""
+
 LISTENS = re.compile(r"Uvicorn running|fired up and ready to roll")
 
 
@@ -66,7 +71,7 @@ class Start:
     """What was seen of one start. `journal` are its own lines; `text` is the first real completion."""
 
     before: str
-    end: Literal["healthy", "died", "budget"] = "budget"
+    end: Literal["healthy", "died", "rebooted", "budget"] = "budget"
     seconds: float = 0.0
     journal: list[str] = field(default_factory=list)
     unit: dict[str, str] = field(default_factory=dict)
@@ -77,6 +82,9 @@ class Start:
     text: str = ""
     last_answer: str = ""
     cause: Cause | None = None
+    boot: str = ""  # the host's boot_id, as first seen
+    rebooted: bool = False
+    portless: bool = False
 
     @property
     def died(self) -> bool:
@@ -85,7 +93,7 @@ class Start:
             down = self.unit.get("ActiveState") in ("failed", "inactive")
             return down and self.seconds > NO_START
         ended = self.unit.get("ActiveState") == "failed" or self.unit.get("SubState") in ("auto-restart", "dead")
-        return ended or self.unit.get("InvocationID") != self.invocation
+        return self.portless or ended or self.unit.get("InvocationID") != self.invocation
 
 
 def wait(
@@ -95,19 +103,32 @@ def wait(
     before: str,
     budget: float,
     report: Reporter,
+    others: Sequence[tuple[Connection, str]] = (),
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Start:
-    """Follow the start that comes after invocation `before` until one of the three ends. `budget` in seconds."""
-    start, began = Start(before), clock()
+    """Follow the start that comes after invocation `before` until one of the three ends. `budget` in seconds.
+
+    `others`: hosts that compute for this one, each with the invocation before; one that dies ends the start. A lost
+    host gets COMES_BACK to answer again; that it was rebooted meanwhile is an end of its own.
+    """
+    start, began, heard = Start(before), clock(), clock()
+    watched = [(conn, start), *((other, Start(was)) for other, was in others)]
     while True:
-        _follow(conn, start)
-        start.seconds = clock() - began
-        if start.died:
-            _follow(conn, start)
-            start.end = "died"
-            start.cause = classify("\n".join(start.journal), _kernel(conn, start.seconds), start.unit)
-            break
+        try:
+            for one, seen in watched:
+                _follow(one, seen)
+                seen.seconds = clock() - began
+            heard = clock()
+        except (Unreachable, NoAnswer):
+            if clock() - heard >= COMES_BACK:
+                raise
+            report.progress("start", 0, None, host=conn.name, detail="the host does not answer")
+            conn.close()
+            sleep(POLL)
+            continue
+        if ended := next(((one, seen) for one, seen in watched if seen.rebooted or seen.died), None):
+            return _ended(start, *ended)
         report.progress(
             "start", round(min(start.seconds, budget)), budget, host=conn.name, unit="s", detail=_phase(start)
         )
@@ -123,6 +144,50 @@ def wait(
         sleep(POLL)
     report.progress("start", budget, budget, host=conn.name, unit="s")
     return start
+
+
+def _ended(start: Start, conn: Connection, seen: Start) -> Start:
+    """`start` with the death that was seen, its own or that of a host which computes for it."""
+    if seen.rebooted:
+        start.end, start.cause = "rebooted", None
+        return start
+    _follow(conn, seen)
+    start.end = "died"
+    start.cause = classify("\n".join(seen.journal), _kernel(conn, seen.seconds), seen.unit)
+    return start
+
+
+def passed(start: Start, number: int, name: str, budget: float) -> Start:
+    """The start of release `number`, if it was a healthy one. Raises RunbookError with the cause and the last lines."""
+    if start.end == "healthy":
+        return start
+    if start.end == "rebooted":
+        raise RunbookError(
+            f"the host was restarted while release {number} was starting",
+            host=name,
+            step="deploy",
+            details=[f"it was {start.phase}"],
+            next=f"journalctl -b -1 -p warning -n 50; invoke health --hosts {name}",
+            page="host-unreachable",
+        )
+    if start.end == "died" and start.cause is not None:
+        raise RunbookError(
+            f"release {number} died after {start.seconds:.0f} s: {start.cause.text}",
+            host=name,
+            step="deploy",
+            details=start.cause.evidence,
+            next=start.cause.next,
+            page=start.cause.page,
+        )
+    details = [f"it was {start.phase}"] + ([f"last answer: {start.last_answer[:200]}"] if start.last_answer else [])
+    raise RunbookError(
+        f"release {number} did not answer within {budget:.0f} s",
+        host=name,
+        step="deploy",
+        details=details + start.journal[-3:],
+        next="raise server.ready_budget if it was still making progress",
+        page="server-down",
+    )
 
 
 def ask(conn: Connection, endpoint: Endpoint, what: str) -> dict[str, Any]:
@@ -156,6 +221,9 @@ def _follow(conn: Connection, start: Start) -> None:
         after=f"--after-cursor={quote(start.cursor)}" if start.cursor else "",
     )
     parts = dict(part.split("\n", 1) for part in conn.ask(script, deadline=60).out.split(MARK)[1:])
+    boot = parts.get("boot", "").strip()
+    start.rebooted = bool(start.boot and boot and boot != start.boot)
+    start.boot = start.boot or boot
     start.unit = dict(line.partition("=")[::2] for line in parts.get("unit", "").splitlines())
     now = start.unit.get("InvocationID", "")
     if not start.invocation and now not in ("", start.before):
@@ -165,6 +233,7 @@ def _follow(conn: Connection, start: Start) -> None:
             start.cursor = line.removeprefix("-- cursor: ")
         elif line not in ("", "-- No entries --"):
             start.journal.append(line.strip("\r").rpartition("\r")[2])
+            start.portless = start.portless or NO_PORT.search(line) is not None
 
 
 def _phase(start: Start) -> str:

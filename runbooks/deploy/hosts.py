@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from runbooks import paths
-from runbooks.deploy import gate, releases, software
-from runbooks.deploy.attempt import bring_back, now
+from runbooks.deploy import releases, software
+from runbooks.deploy.attempt import now
+from runbooks.deploy.back import Placed, at, prove, start_again
 from runbooks.deploy.flow import DeployResult, agree, deploy, out_of_traffic
 from runbooks.deploy.look import Host, look
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica, group_of
 from runbooks.engine import lock
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import RunbookError, Unreachable, UsageError
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
-from runbooks.sglang.argv import resolve
+from runbooks.sglang.argv import nodes
 from runbooks.surface import CHANGES_FOUND
 
 
 def deploy_hosts(
     session: Session, profile: str, *, check: bool = False, diff: bool = False, full_canary: bool = True
 ) -> int:
-    """Deploy in series; the first host that fails stops the roll-out, and the rest keep serving what they served."""
-    resolve(session.loaded.inventory.profiles, profile)  # a wrong name is refused before any host is touched
+    """Deploy in series; the first host that fails stops the roll-out, and the rest keep serving what they served.
+
+    The hosts of a profile with `nnodes` are one server, and are deployed together.
+    """
+    inventory = session.loaded.inventory
+    together = nodes(inventory, profile)  # a wrong name is refused before any host is touched
+    if together > 1:
+        _must_be_one_server(session, profile, together)
     results: list[DeployResult] = []
 
-    def one(conn: Connection) -> None:
-        with _behind_gateway(session, conn.name, look_only=check) as replica:
+    def work(conns: Sequence[Connection]) -> None:
+        with _behind_gateway(session, conns[0].name, look_only=check or together > 1) as replica:
             result = deploy(
-                conn,
+                conns,
                 session.loaded,
-                conn.name,
                 profile,
                 report=session.report,
                 consent=session.consent,
@@ -42,15 +48,15 @@ def deploy_hosts(
                 replica=replica,
             )
         for line in result.diff if diff else ():
-            session.report.output(line, host=conn.name)
+            session.report.output(line, host=result.host)
         results.append(result)
 
-    failed = _in_series(session, one)
+    groups = [session.hosts] if together > 1 else [[name] for name in session.hosts]
+    failed = _in_series(session, groups, work)
     for result in results:
-        text = f"{result.host}: {result.verdict}" + (f", release {result.release}" if result.release else "")
         session.report.emit(
             "result",
-            text,
+            _said(result, diff=diff),
             host=result.host,
             state=result.verdict,
             release=result.release,
@@ -62,39 +68,105 @@ def deploy_hosts(
     return CHANGES_FOUND if check and any(result.changed for result in results) else 0
 
 
-def rollback_hosts(session: Session, to: int | None) -> int:
-    """Bring an earlier release back on each host: its software, its flags, its unit."""
+def _said(result: DeployResult, *, diff: bool) -> str:
+    if result.verdict == "would-change":
+        return f"would become profile {result.profile}" + ("" if diff else "; --diff shows what changes in which file")
+    return f"{result.verdict}: release {result.release}, profile {result.profile}"
 
-    def one(conn: Connection) -> None:
-        host = glance(session, conn)
-        release = _target(host, conn.name, to)
-        with _behind_gateway(session, conn.name) as replica:
-            if release.number == host.current and host.serves and host.running == release.stamp:
-                session.report.note(f"release {release.number} serves already", host=conn.name)
+
+def _must_be_one_server(session: Session, profile: str, count: int) -> None:
+    """Raise UsageError unless the chosen hosts can be the one server that a profile with `nnodes` describes."""
+    if len(session.hosts) != count:
+        raise UsageError(
+            f"profile {profile} is one server on {count} hosts, and {len(session.hosts)} are chosen",
+            details=[f"chosen: {', '.join(session.hosts)}"],
+            next=f"invoke deploy --profile {profile} with --hosts for exactly {count}; the first one answers",
+        )
+    if behind := [name for name in session.hosts if group_of(session.loaded.inventory, name)]:
+        raise UsageError(
+            f"{', '.join(behind)}: behind a gateway each host is a server of its own",
+            next="take the gateway away from the group, or deploy a profile without nnodes",
+        )
+
+
+def rollback_hosts(session: Session, to: int | None) -> int:
+    """Bring an earlier release back on each host: its software, its flags, its unit. It has to pass the gate, too."""
+
+    def work(conns: Sequence[Connection]) -> None:
+        found = [glance(session, conn) for conn in conns]
+        release = _target(found[0], conns[0].name, to)
+        placed = [(conn, _target(host, conn.name, release.number)) for conn, host in zip(conns, found, strict=True)]
+        with _behind_gateway(session, conns[0].name, look_only=len(conns) > 1) as replica:
+            if all(_serves(host, one) for host, (_, one) in zip(found, placed, strict=True)):
+                session.report.note(f"release {release.number} serves already", host=conns[0].name)
                 if replica is not None:
                     replica.take_in()
                 return
-            software.unchanged(conn, release)
+            for conn, one in placed:
+                software.unchanged(conn, one)
             alone = replica is None or not replica.others()
             if alone:
-                at = gate.Endpoint(release.host, release.port, release.served_name, releases.key_of(conn, release))
-                agree(conn, host, session.consent, otherwise=at)
-            with (
-                lock.held(conn, secrets.token_hex(8), f"rollback to release {release.number}"),
-                out_of_traffic(conn, replica, alone=alone),
-            ):
-                _bring_back(session, conn, release)
+                otherwise = at(release, releases.key_of(conns[0], release))
+                agree(list(zip(conns, found, strict=True)), session.consent, otherwise=otherwise)
+            with ExitStack() as held:
+                run = secrets.token_hex(8)
+                for conn in conns:
+                    held.enter_context(lock.held(conn, run, f"rollback to release {release.number}"))
+                held.enter_context(out_of_traffic(conns[0], replica, alone=alone))
+                _bring_back(session, placed, found)
 
-    return int(_in_series(session, one))
+    return int(_in_series(session, _servers(session, to), work))
 
 
-def _bring_back(session: Session, conn: Connection, release: Release) -> None:
-    conn.ask(lock.audit_script(release.content, "rollback", (f"back to release {release.number}",)))
-    start = bring_back(conn, release, budget=session.loaded.inventory.server.ready_budget, report=session.report)
-    if release.verdict != "promoted":
-        releases.judge(conn, release, "promoted", judged=now(), ready_seconds=round(start.seconds, 1))
+def _servers(session: Session, to: int | None) -> Iterator[list[str]]:
+    """The hosts of each server to go back to; looked up when its turn comes, since a host may not answer."""
+    done: set[str] = set()
+    for name in session.hosts:
+        if name in done:
+            continue
+        together = [name]
+        try:
+            with session.connect(name) as conn:
+                together = list(_target(glance(session, conn), name, to).hosts) or [name]
+        except RunbookError:
+            pass  # told when its turn comes
+        if left := [one for one in together if one not in session.hosts]:
+            raise UsageError(
+                f"that release of {name} is one server on {', '.join(together)}, and {', '.join(left)} is not chosen",
+                next=f"invoke rollback {' '.join(f'--hosts {one}' for one in together)}",
+            )
+        done |= set(together)
+        yield together
+
+
+def _serves(host: Host, release: Release) -> bool:
+    return release.number == host.current and host.serves and host.running == release.stamp
+
+
+def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host]) -> None:
+    """Where it does not pass, what served before serves again, if that had been promoted."""
+    (conn, release), budget = placed[0], session.loaded.inventory.server.ready_budget
+    for one, its in placed:
+        one.ask(lock.audit_script(its.content, "rollback", (f"back to release {its.number}",)))
+    try:
+        start = start_again(placed, budget=budget, report=session.report)
+        prove(conn, session.loaded, release, session.report)
+    except RunbookError as error:
+        if isinstance(error, Unreachable):
+            raise
+        for one, its in placed:
+            releases.judge(one, its, "failed", judged=now(), reason=f"rollback: {error.message}")
+        before = [(one, host.release(host.current)) for (one, _), host in zip(placed, found, strict=True)]
+        good = [(one, its) for one, its in before if its is not None and its.verdict == "promoted"]
+        if len(good) == len(placed) and good[0][1].number != release.number:
+            start_again(good, budget=budget, report=session.report)
+            error.details = (*error.details, f"release {good[0][1].number}, which served before, serves again")
+        raise
+    for one, its in placed:
+        if its.verdict != "promoted":
+            releases.judge(one, its, "promoted", judged=now(), ready_seconds=round(start.seconds, 1), reason=None)
     text = f"release {release.number} (profile {release.profile}) serves again after {start.seconds:.0f} s"
-    session.report.note(text, host=conn.name, level="good")
+    session.report.emit("result", text, host=conn.name, state="changed", release=release.number)
 
 
 @contextmanager
@@ -110,18 +182,21 @@ def _behind_gateway(session: Session, host: str, *, look_only: bool = False) -> 
         yield Replica.of(conn, inventory, group, host, key, session.report)
 
 
-def _in_series(session: Session, work: Callable[[Connection], None]) -> bool:
-    """True when a host failed; those after it were not touched, and are named."""
-    for number, name in enumerate(session.hosts):
-        with session.connect(name) as conn:
+def _in_series(session: Session, groups: Iterable[Sequence[str]], work: Callable[[Sequence[Connection]], None]) -> bool:
+    """Each group of hosts in turn. True when one failed; those after it were not touched, and are named."""
+    left = list(session.hosts)
+    for group in groups:
+        left = [name for name in left if name not in group]
+        with ExitStack() as connected:
+            conns = [connected.enter_context(session.connect(name)) for name in group]
             try:
-                work(conn)
+                work(conns)
             except RunbookError as error:
-                error.host = error.host or name
-                if len(session.hosts) == 1:
+                error.host = error.host or group[0]
+                if len(session.hosts) == len(group):
                     raise
-                session.report.emit("result", str(error), host=name, state="failed")
-                if left := session.hosts[number + 1 :]:
+                session.report.emit("result", str(error), host=group[0], state="failed")
+                if left:
                     session.report.note(f"not touched: {', '.join(left)}", level="warning")
                 return True
     return False

@@ -31,7 +31,9 @@ def list_releases(session: Session, *, show: int = 0, remove: bool = False) -> i
         if remove:
             _remove(session, conn, host)
 
-    return int(session.tell_errors(session.each(one, parallel=not remove)))
+    outcomes = session.each(one, parallel=not remove)
+    session.tell_errors(outcomes)
+    return max((outcome.error.exit_code for outcome in outcomes if outcome.error is not None), default=0)
 
 
 def _list(name: str, host: Host, report: Reporter) -> None:

@@ -52,6 +52,7 @@ class Release:
     judged: str | None = None
     reason: str | None = None
     ready_seconds: float | None = None
+    hosts: tuple[str, ...] = ()  # of a server that spans several: all of them, the one that answers first
 
     @property
     def folder(self) -> str:
@@ -69,7 +70,8 @@ def parse(text: str) -> Release | None:
     """A release.json, or None where it is none: a folder that somebody made by hand is not ours to judge."""
     try:
         data: dict[str, Any] = json.loads(text)
-        return Release(**{key: value for key, value in data.items() if key in Release.__dataclass_fields__})
+        known = {key: value for key, value in data.items() if key in Release.__dataclass_fields__}
+        return Release(**{**known, "hosts": tuple(known.get("hosts", ()))})
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -80,7 +82,8 @@ def install(conn: Connection, release: Release, files: Mapping[str, str], key: S
     answer = conn.ask(
         f"rm -rf -- {staged} && install -d -m 0755 -- {paths.ROOT} {paths.RELEASES} {staged} && "
         f"tar -xpf - -C {staged} && "
-        f"[ ! -e {folder} ] && sync -f {staged} && mv -T -- {staged} {folder} && sync -f {paths.RELEASES}",
+        f"[ ! -e {folder} ] && sync -f {staged} && mv -T -- {staged} {folder} && sync -f {paths.RELEASES} || "
+        f"{{ rm -rf -- {staged}; exit 1; }}",
         stdin=_tar({"release.json": release.dump(), **files}, key),
         deadline=60,
     )
@@ -96,14 +99,7 @@ def install(conn: Connection, release: Release, files: Mapping[str, str], key: S
 
 def switch(conn: Connection, release: Release) -> None:
     """Make this the release that serves from the next start on: one rename, then the links that point through it."""
-    link = f"{paths.CURRENT}.new"
-    script = [
-        f"ln -sfn -- {quote(release.folder)} {link} && mv -T -- {link} {paths.CURRENT} || exit 1",
-        *(_link(unit, f"{paths.CURRENT}/{unit}") for unit in (DEVICES_UNIT, paths.UNIT_NAME)),
-        _link(f"multi-user.target.wants/{paths.UNIT_NAME}", f"../{paths.UNIT_NAME}"),
-        f"sync -f {paths.ROOT}; systemctl daemon-reload",
-    ]
-    answer = conn.ask("\n".join(script), deadline=60)
+    answer = conn.ask(switching(release), deadline=60)
     if answer.rc != 0:
         raise RunbookError(
             f"could not switch to release {release.number}",
@@ -111,6 +107,18 @@ def switch(conn: Connection, release: Release) -> None:
             step="deploy",
             details=answer.err.strip().splitlines()[-3:],
         )
+
+
+def switching(release: Release) -> str:
+    """The script of it."""
+    link = f"{paths.CURRENT}.new"
+    lines = [
+        f"ln -sfn -- {quote(release.folder)} {link} && mv -T -- {link} {paths.CURRENT} || exit 1",
+        *(_link(unit, f"{paths.CURRENT}/{unit}") for unit in (DEVICES_UNIT, paths.UNIT_NAME)),
+        _link(f"multi-user.target.wants/{paths.UNIT_NAME}", f"../{paths.UNIT_NAME}"),
+        f"sync -f {paths.ROOT}; systemctl daemon-reload",
+    ]
+    return "\n".join(lines)
 
 
 def judge(conn: Connection, release: Release, verdict: Verdict, **facts: Any) -> Release:

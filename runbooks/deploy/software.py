@@ -59,12 +59,20 @@ def compare(recorded: str, now: str) -> list[str]:
     return lines
 
 
-def unchanged(conn: Connection, release: Release) -> None:
-    """Raise CheckFailed, before anything is stopped, where a release would start with other software than its own."""
+def differences(conn: Connection, release: Release) -> list[str]:
+    """What a release would start with now, against what it was written with; none where it recorded nothing."""
     recorded = conn.ask(f"cat {release.folder}/{FILE} 2>/dev/null").out
     if not recorded:
-        return
-    if lines := compare(recorded, held(conn, release.runtime)):
+        return []
+    try:
+        return compare(recorded, held(conn, release.runtime))
+    except CheckFailed as error:
+        return [error.message, *error.details]
+
+
+def unchanged(conn: Connection, release: Release) -> None:
+    """Raise CheckFailed, before anything is stopped, where a release would start with other software than its own."""
+    if lines := differences(conn, release):
         raise CheckFailed(
             f"the runtime of release {release.number} is not what it was: {len(lines)} differences",
             host=conn.name,

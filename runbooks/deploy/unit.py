@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Plan:
     gpus: int
     has_key: bool
 
-    @property
+    @cached_property
     def content(self) -> str:
         """12 hex digits over the files of the release as they would be under no number."""
         files = render(self, 0)

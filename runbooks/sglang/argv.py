@@ -24,7 +24,19 @@ OWNED: Mapping[str, str] = {
     "api_key": "server.api_key",
     "admin_api_key": "server.api_key",
     "config": "profiles.NAME.args",
+    "node_rank": "the order of the hosts",
 }
+RENDEZVOUS = 20000
+"""The port on the first host where the others of one server meet it, unless the profile names a dist_init_addr."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which host of a server that spans several this is. `address` is the first one's, where the others meet it."""
+
+    hosts: tuple[str, ...]
+    rank: int
+    address: str
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Launch:
     args: Mapping[str, Value]
     expect: Mapping[str, Value]
     notes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # of a server that spans several
 
 
 def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
@@ -76,14 +89,30 @@ def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
     return Resolved(name, profiles[name].why, _given(args), _given(env), expect)
 
 
-def build(inventory: Inventory, name: str, *, model: Model, runtime: Runtime, advise: bool = True) -> Launch:
-    """Spell a profile for a runtime's version.
+def nodes(inventory: Inventory, name: str) -> int:
+    """On how many hosts a profile is one server. Raises UsageError as `resolve` does."""
+    count = resolve(inventory.profiles, name).args.get("nnodes", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"profile {name}: nnodes is the number of hosts of one server, not {count!r}")
+    return count
+
+
+def build(
+    inventory: Inventory,
+    name: str,
+    *,
+    model: Model,
+    runtime: Runtime,
+    place: Place | None = None,
+    advise: bool = True,
+) -> Launch:
+    """Spell a profile for a runtime's version; `place` is the host's, where the profile is one server on several.
 
     Raises one UsageError with everything that is wrong with it and, where `advise`, the profiles that would fit.
     """
     profile = resolve(inventory.profiles, name)
     flags = table(runtime.sglang)
-    args = {**_owned(inventory, model, profile), **profile.args}
+    args = {**_owned(inventory, model, profile, place), **profile.args}
     problems: list[str] = []
     argv = _spelled(flags, args, problems)
     setting = Setting(args, runtime.sglang, model, inventory.gpus, inventory.bench)
@@ -100,7 +129,7 @@ def build(inventory: Inventory, name: str, *, model: Model, runtime: Runtime, ad
             next=f"invoke deploy --profile {fit[0]}" if fit else None,
         )
     notes = (flags.note,) if flags.note else ()
-    return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes)
+    return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes, place.hosts if place else ())
 
 
 def fitting(inventory: Inventory, *, model: Model, runtime: Runtime) -> list[str]:
@@ -115,8 +144,9 @@ def fitting(inventory: Inventory, *, model: Model, runtime: Runtime) -> list[str
     return found
 
 
-def _owned(inventory: Inventory, model: Model, profile: Resolved) -> dict[str, Value]:
+def _owned(inventory: Inventory, model: Model, profile: Resolved, place: Place | None) -> dict[str, Value]:
     """The arguments that follow from the rest of the inventory. On a CPU there is nothing to split the model over."""
+    count = int(profile.args.get("nnodes", 1))
     owned: dict[str, Value] = {
         "model_path": model.path,
         "served_model_name": model.served_name,
@@ -124,7 +154,11 @@ def _owned(inventory: Inventory, model: Model, profile: Resolved) -> dict[str, V
         "port": inventory.server.port,
     }
     if profile.args.get("device", "cuda") == "cuda":
-        owned["tp_size"] = inventory.gpus.count
+        owned["tp_size"] = inventory.gpus.count * count
+    if count > 1:
+        address = place.address if place else "127.0.0.1"
+        owned["node_rank"] = place.rank if place else 0
+        owned["dist_init_addr"] = f"{f'[{address}]' if ':' in address else address}:{RENDEZVOUS}"
     return owned
 
 

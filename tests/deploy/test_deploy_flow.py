@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from runbooks.canary import CanaryResult, Finding
-from runbooks.deploy import attempt, gate
+from runbooks.deploy import back, gate
 from runbooks.deploy.flow import DeployResult, deploy, need_memory
 from runbooks.deploy.releases import Release
 from runbooks.deploy.unit import plan
@@ -110,13 +110,14 @@ def _steps(host: FakeHost) -> list[str]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "POLL", 0.0)
+    monkeypatch.setattr(gate, "COMES_BACK", 0.0)
     _canary(monkeypatch, "healthy")
 
 
 def _canary(monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
     finding = Finding("token-zero", "nan", "arithmetic", "24 times '!'")
     result = CanaryResult(verdict, (finding,), 1.0, 10, 100)  # type: ignore[arg-type]
-    monkeypatch.setattr(attempt, "run_canary", lambda *args, **kwargs: result)
+    monkeypatch.setattr(back, "run_canary", lambda *args, **kwargs: result)
 
 
 def _deploy(host: FakeHost, *, agrees: bool = True, check_only: bool = False) -> tuple[DeployResult, list[str]]:
@@ -127,7 +128,7 @@ def _deploy(host: FakeHost, *, agrees: bool = True, check_only: bool = False) ->
         return agrees
 
     report, _ = silent()
-    result = deploy(host.conn, LOADED, HOST, "final", report=report, consent=consent, check_only=check_only)
+    result = deploy([host.conn], LOADED, "final", report=report, consent=consent, check_only=check_only)
     return result, asked
 
 
@@ -162,7 +163,7 @@ def test_one_that_dies_is_rolled_back_before_the_error_is_told() -> None:
 def test_one_that_answers_nonsense_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _canary(monkeypatch, "nan")
     host = _host(_look(OLD))
-    with pytest.raises(RunbookError, match="the quick canary says nan") as failed:
+    with pytest.raises(RunbookError, match="the gate canary says nan") as failed:
         _deploy(host)
     assert _steps(host)[-3:] == BACK
     assert failed.value.page == "nan-output"
@@ -208,7 +209,7 @@ def test_the_same_one_that_serves_nonsense_is_started_again(monkeypatch: pytest.
     def canary(*_args: object, **_more: object) -> CanaryResult:
         return CanaryResult(next(verdicts), (), 1.0, 10, 100)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attempt, "run_canary", canary)
+    monkeypatch.setattr(back, "run_canary", canary)
     host = _host(_look(SAME, running=SAME.stamp))
     result, asked = _deploy(host)
     assert (result.verdict, result.release, len(asked)) == ("promoted", 1, 1)
@@ -294,14 +295,14 @@ def test_what_the_full_canary_finds_after_promotion_brings_the_old_one_back(monk
 
     def canary(*_args: object, battery: str, **_more: object) -> CanaryResult:
         asked.append(battery)
-        verdict = "healthy" if battery == "quick" else "degraded"
+        verdict = "healthy" if battery == "gate" else "degraded"
         return CanaryResult(verdict, (), 1.0, 10, 100)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attempt, "run_canary", canary)
+    monkeypatch.setattr(back, "run_canary", canary)
     host = _host(_look(OLD))
     with pytest.raises(RunbookError, match="the full canary says degraded") as failed:
         _deploy(host)
-    assert asked == ["quick", "full"]
+    assert asked == ["gate", "full", "gate"]
     assert _steps(host)[-3:] == BACK
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
     assert "release 1 (profile baseline) serves again" in str(failed.value)
