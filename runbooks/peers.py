@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from runbooks.bench.between import measure
 from runbooks.engine.errors import RunbookError
 from runbooks.engine.transport import Connection
 from runbooks.provision import provision, vm
@@ -32,6 +31,8 @@ def prove(session: Session, tags: Sequence[str] = (), skip_tags: Sequence[str] =
 
 def _is_vetoed_now(session: Session, name: str) -> bool:
     """Try what is untested. A server that holds the cards, or no runtime yet: another time."""
+    from runbooks.bench.between import measure
+
     with session.connect(name) as connection:
         if _verdict(connection) != UNTESTED:
             return False

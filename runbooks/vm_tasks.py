@@ -11,7 +11,7 @@ HELP = {
     **WHERE,
     "yes": "do not ask: consent to downtime",
     "confirm": "the VM's name, typed once more, where there is nobody to ask",
-    "node": "the Proxmox nodes below these hosts: IOMMU, cards, memory, the API account's privileges",
+    "node": "only the Proxmox nodes below these hosts: IOMMU, cards, memory, the API account's privileges",
 }
 
 
@@ -87,11 +87,8 @@ def doctor(
     json: bool = False,
     plain: bool = False,
 ) -> int:
-    """Read-only checks, each with its cure: the Proxmox node."""
-    from runbooks.engine.errors import UsageError
-    from runbooks.provision.doctor import doctor_nodes
+    """Every check of a host and of its Proxmox node, each with its cure; changes nothing."""
+    from runbooks.provision.doctor import doctor as run
 
-    if not node:
-        raise UsageError("say what to look at: --node", next="invoke doctor --node   (the host itself: invoke health)")
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return doctor_nodes(session)
+        return run(session, node_only=node)

@@ -24,7 +24,8 @@ def main() -> None:
     lab = Lab.open(options.lab)
     binds = [(Path(folder), where) for folder, _, where in (text.rpartition(":") for text in options.mount)]
     pve = Pve(Guests(lab, binds))
-    accounts = Accounts(tokens={"root@pam!lab": (lab.folder / "pve-token").read_text().strip()})
+    secret = (lab.folder / "pve-token").read_text().strip()
+    accounts = Accounts(tokens={"root@pam!lab": secret}, passwords={"root@pam": secret})
     path, _ = certificate.ensure(lab.folder, options.bind)
     api = Api((options.bind, options.port), pve, accounts, path)
     journal = (lab.folder / "pve-calls.jsonl").open("a", buffering=1)

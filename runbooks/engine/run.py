@@ -122,7 +122,7 @@ class _Run:
         self._stale = False
 
     def _plans(self, stage: Stage) -> Plans:
-        return [(step, _planned(step, self._answers)) for step in stage.steps]
+        return [(step, planned(step, self._answers)) for step in stage.steps]
 
     def _converge(self, stage: Stage, position: int, began: float) -> None:
         tried: set[str] = set()
@@ -229,8 +229,8 @@ class _Run:
             self._locked = False
 
 
-def _planned(step: Step, answers: Mapping[Question, State]) -> Plan:
-    """A group that gave no answer decides nothing: that is an error of the look, not a state."""
+def planned(step: Step, answers: Mapping[Question, State]) -> Plan:
+    """A group that gave no answer decides nothing: that is an error of the look (StepFailed), not a state."""
     silent = [question for question in step.questions() if answers.get(question) is NO_ANSWER]
     if silent and not getattr(step, "accepts_silence", False):
         raise StepFailed(

@@ -51,7 +51,7 @@ class Below:
             result.would_change += outcome.would_change
             if outcome.absent:
                 return result
-            build = self._with_guest(build, machine, granted=outcome.granted)
+            build = self.with_guest(build, machine, granted=outcome.granted)
         inside = converge(connection, build, options=self._options, report=self._session.report)
         inside.changed += result.changed
         inside.would_change += result.would_change
@@ -87,8 +87,11 @@ class Below:
             result.changed += done.changed
             result.would_change += done.would_change
 
-    def _with_guest(self, build: Build, machine: Vm, *, granted: bool) -> Build:
-        """The stages inside a VM stand behind the base ones: those wait for cloud-init first."""
+    def with_guest(self, build: Build, machine: Vm, *, granted: bool) -> Build:
+        """The stages inside a VM stand behind the base ones: those wait for cloud-init first.
+
+        `granted`: its QEMU grants peer-to-peer.
+        """
         found = self._topology(machine)
         peers = Peers(asked=machine.p2p != "off", granted=granted)
 

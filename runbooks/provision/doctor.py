@@ -1,13 +1,26 @@
-"""`invoke doctor --node`: every check of a Proxmox node and of the account that talks to its API. Changes nothing."""
+"""`invoke doctor`: every check of a host, of the Proxmox node below it, and of the account at its API. Changes nothing.
+
+What is checked inside a host are the steps of provisioning, looked at and not taken: there is no second list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import NoAnswer, RunbookError, UsageError
+from runbooks.engine.facts import ask_facts
+from runbooks.engine.look import look as ask
+from runbooks.engine.run import Options, planned
+from runbooks.engine.step import Answers, Change, Stage, Step, Verdict
+from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Node, Vm
 from runbooks.provision import vm as machines
+from runbooks.provision.below import Below, Build
 from runbooks.provision.node import look_at
+from runbooks.provision.run import build
+from runbooks.provision.stages import TAGS
 from runbooks.proxmox import rights
 from runbooks.proxmox.client import Client
 from runbooks.proxmox.config import Version, start_seconds
@@ -15,47 +28,116 @@ from runbooks.proxmox.preflight import Check, checks
 from runbooks.proxmox.seen import Seen, look
 from runbooks.session import Session
 
+WIDEST = 48  # letters of a check's name that the others make room for
 
-def doctor_nodes(session: Session) -> int:
+
+@dataclass
+class _Below:
+    """What was found below a host that is a VM; `seen` is None where the API did not tell."""
+
+    results: list[Check] = field(default_factory=list)
+    seen: Seen | None = None
+
+
+def doctor(session: Session, *, node_only: bool = False) -> int:
     """Exit code 1 when a check fails; advice alone is no failure."""
-    found = [(host, session.loaded.inventory.hosts[host].vm) for host in session.hosts]
-    pairs = [(host, vm) for host, vm in found if vm is not None]
-    if not pairs:
+    vms = {host: vm for host in session.hosts if (vm := session.loaded.inventory.hosts[host].vm) is not None}
+    if node_only and not vms:
         raise UsageError("none of these hosts has a `vm`, so no node is known", next="vm and nodes in the inventory")
-    failed = [host for host, vm in pairs if _doctor(session, host, vm)]
-    return int(bool(failed))
+    found = {host: _below(session, host, vm) for host, vm in vms.items()}
+    failed = [_tell(session, vms[host].node, f"the node of {host}", one.results) for host, one in found.items()]
+    if not node_only:
+        steps = Below(session, Options(check=True))
+
+        def inside(connection: Connection) -> list[Check]:
+            host = connection.name
+            stages: Build = partial(build, session, host)
+            if host not in vms:
+                return host_checks(connection, stages)
+            seen = found[host].seen
+            if seen is not None and not seen.running:
+                text, fix = (
+                    ("does not run", "vm.start") if seen.found is not None else ("is not there yet", "provision")
+                )
+                return [Check("VM", False, f"it {text}: nothing inside it can be looked at", f"invoke {fix}",
+                              "vm-start")]  # fmt: skip
+            granted = seen is not None and machines.grants(seen)
+            return host_checks(connection, steps.with_guest(stages, vms[host], granted=granted))
+
+        for outcome in session.each(inside):
+            results = outcome.value if outcome.value is not None else [_unreached(outcome.error)]
+            failed.append(_tell(session, outcome.host, outcome.host, results))
+    return int(any(failed))
 
 
-def _doctor(session: Session, host: str, vm: Vm) -> bool:
-    """True when something fails."""
+def host_checks(connection: Connection, build: Build) -> list[Check]:
+    """The steps of provisioning as they are just now: two exchanges. Raises RunbookError where nobody answers."""
+    stages = build(ask_facts(connection))
+    answers = ask(connection, [q for stage in stages for step in stage.steps for q in step.questions()])
+    found: list[Check] = []
+    first = ""  # the first stage that would change something: what fails below it may be its consequence
+    for stage in stages:
+        for step in stage.steps:
+            check, changes = _check(connection.name, stage, step, answers, first)
+            first = first or (stage.name if changes else "")
+            found.append(check)
+    return found
+
+
+def _check(host: str, stage: Stage, step: Step, answers: Answers, first: str) -> tuple[Check, bool]:
+    """And would the step change something?"""
+    name = f"{stage.name}: {step.id}"
+    tag = next((tag for tag in TAGS if tag in stage.tags), "")
+    mend = f"invoke provision --hosts {host}" + (f" --tags {tag}" if tag else "")
+    try:
+        plan = planned(step, answers)
+    except RunbookError as error:
+        detail = "; ".join([error.message, *error.details])
+        return Check(name, False, detail, error.next or "invoke diagnose", error.page or "", stage.optional), False
+    if plan is None:
+        return Check(name, True, "as it should be"), False
+    if isinstance(plan, Change):
+        detail = "; ".join(diff.line for diff in plan.diff) or "not as it should be"
+        return Check(name, False, detail, mend, plan.page or "", stage.optional), True
+    return _judged(
+        name, plan, f"first stage '{first}': {mend.partition(' --tags')[0]}" if first else mend, stage
+    ), False
+
+
+def _judged(name: str, verdict: Verdict, mend: str, stage: Stage) -> Check:
+    if verdict.ok:
+        return Check(name, True, verdict.line)
+    detail = "; ".join([verdict.line, *verdict.details[:3]])
+    fix = mend if mend.startswith("first ") else verdict.next or mend
+    return Check(name, False, detail, fix, verdict.page or "", stage.optional)
+
+
+def _unreached(error: RunbookError | None) -> Check:
+    assert error is not None
+    detail = "; ".join([error.message, *error.details[:3]])
+    page = error.page or ("gpu-lost" if isinstance(error, NoAnswer) else "host-unreachable")
+    return Check("host", False, detail, error.next or "invoke status", page)
+
+
+def _below(session: Session, host: str, vm: Vm) -> _Below:
     node = session.loaded.inventory.nodes[vm.node]
+    found = _Below()
     with machines.client(session, host, node) as client:
-        results, running = _api(session, client, host, vm, node)
-    results += list(_shell(session, vm, node, running=running))
-    for check in results:
-        _tell(session, vm.node, check)
-    bad = [check for check in results if not check.ok and not check.advice]
-    session.report.emit(
-        "result",
-        f"{len(results) - len(bad)} of {len(results)} checks pass, for {host}",
-        host=vm.node,
-        state="failed" if bad else "ok",
-    )
-    return bool(bad)
+        found.results += _api(session, client, host, vm, node, found)
+    found.results += _shell(session, vm, node, running=found.seen is not None and found.seen.running)
+    return found
 
 
-def _api(session: Session, client: Client, host: str, vm: Vm, node: Node) -> tuple[list[Check], bool]:
-    """Checks by the API; and does the VM run?"""
+def _api(session: Session, client: Client, host: str, vm: Vm, node: Node, found: _Below) -> list[Check]:
     name = machines.node_name(session, vm.node)
     try:
-        seen = look(client, vm, node, name)
-        return [*_what_is_seen(seen, host, vm, session.loaded.inventory.gpus.count), _rights(client, seen, vm, name)], (
-            seen.running
-        )
+        found.seen = look(client, vm, node, name)
+        gpus = session.loaded.inventory.gpus.count
+        return [*_what_is_seen(found.seen, host, vm, gpus), _rights(client, found.seen, vm, name)]
     except RunbookError as error:
         fix = error.next or next((line for line in error.details if line.startswith("cure: ")), "")
         detail = "; ".join([error.message, *error.details[:3]])
-        return [Check("API", False, detail, fix.removeprefix("cure: "), error.page or "proxmox-api")], False
+        return [Check("API", False, detail, fix.removeprefix("cure: "), error.page or "proxmox-api")]
 
 
 def _what_is_seen(seen: Seen, host: str, vm: Vm, gpus: int) -> Iterator[Check]:
@@ -109,14 +191,21 @@ def _shell(session: Session, vm: Vm, node: Node, *, running: bool) -> list[Check
     return checks(state, node, session.loaded.inventory.gpus, vm, running=running)
 
 
-def _tell(session: Session, node: str, check: Check) -> None:
-    mark = "ok" if check.ok else "note" if check.advice else "FAILS"
-    text = f"{check.name:<28} {mark:<5}  {check.detail}"
-    if not check.ok:
-        text += f"\n  cure: {check.fix}" + (f"     page: invoke runbook {check.page}" if check.page else "")
-    level = "good" if check.ok else "warning" if check.advice else "error"
-    session.report.emit(
-        "note", text, host=node, level=level,
-        check={"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix, "page": check.page,
-               "advice": check.advice},
-    )  # fmt: skip
+def _tell(session: Session, host: str, what: str, results: Sequence[Check]) -> bool:
+    """Each check on its line, then the count. True when one fails."""
+    width = max([28, *(len(check.name) for check in results if len(check.name) <= WIDEST)])
+    for check in results:
+        mark = "ok" if check.ok else "note" if check.advice else "FAILS"
+        text = f"{check.name:<{width}} {mark:<5}  {check.detail}"
+        if not check.ok:
+            text += f"\n  cure: {check.fix}" + (f"     page: invoke runbook {check.page}" if check.page else "")
+        level = "good" if check.ok else "warning" if check.advice else "error"
+        session.report.emit(
+            "note", text, host=host, level=level,
+            check={"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix, "page": check.page,
+                   "advice": check.advice},
+        )  # fmt: skip
+    bad = [check for check in results if not check.ok and not check.advice]
+    text = f"{what}: {len(results) - len(bad)} of {len(results)} checks pass"
+    session.report.emit("result", text, host=host, state="failed" if bad else "ok")
+    return bool(bad)

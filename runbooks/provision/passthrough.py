@@ -40,7 +40,8 @@ class NotListed:
         found = str(answers[self._question].get("out") or "").splitlines()
         if not found:
             return None
-        script = f"sed -i -E {quote(f's/{self._pattern}/# runbooks: &/')} $(grep -slE {quote(self._pattern)} {LISTS})"
+        comment = quote(f"s/{self._pattern}/# runbooks: &/")  # modules.conf is a link to /etc/modules, and stays one
+        script = f"sed -i --follow-symlinks -E {comment} $(grep -slE {quote(self._pattern)} {LISTS})"
         return Change(script=script, diff=tuple(Diff(f"out: {line}") for line in found), page="node-prepare")
 
 

@@ -51,7 +51,7 @@ def provision(
     below = Below(session, options)
 
     def one(connection: Connection) -> HostResult:
-        return below.converge(connection, partial(_build, session, connection.name))
+        return below.converge(connection, partial(build, session, connection.name))
 
     outcomes = session.each(one, gently=not check, failed=lambda result: bool(result.failed))
     session.tell_errors(outcomes)
@@ -59,7 +59,9 @@ def provision(
     return INTERRUPTED if session.interrupt else code
 
 
-def _build(session: Session, host: str, facts: Facts) -> list[Stage]:
+def build(session: Session, host: str, facts: Facts) -> list[Stage]:
+    """The stages inside one host, from its facts and the inventory."""
+
     def secret(ref: SecretRef) -> Secret:
         found = session.loaded.secret(ref)
         session.report.hide(found)

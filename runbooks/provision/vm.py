@@ -123,7 +123,7 @@ class _Machine:
             changed += self._meet(api, able, patient=any(isinstance(act, Start | PowerCycle) for act in acts))
             self._report.progress("proxmox", 1, 1, host=self._host)
             self._say(f"vm   {changed} changed" if changed else "vm   as it should be", changed)
-            now = wanted.clique if self._started else _grants(seen)
+            now = wanted.clique if self._started else grants(seen)
             return Outcome(changed=changed, granted=now)
 
     def _wanted(self, seen: Seen) -> Wanted:
@@ -182,7 +182,7 @@ class _Machine:
             self._say("vm   as it should be", 0)
         if absent:
             self._report.note("everything inside the VM is decided once it runs", host=self._host)
-        return Outcome(would_change=len(acts), absent=absent, granted=_grants(seen))
+        return Outcome(would_change=len(acts), absent=absent, granted=grants(seen))
 
     def _say(self, text: str, changed: int, *, state: str = "") -> None:
         state = state or ("changed" if changed else "ok")
@@ -258,7 +258,7 @@ class _Machine:
         return int(pinned)
 
 
-def _grants(seen: Seen) -> bool:
+def grants(seen: Seen) -> bool:
     """Does the QEMU that runs grant peer-to-peer?"""
     return seen.running and seen.found is not None and has_clique(seen.found.current)
 
