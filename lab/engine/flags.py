@@ -96,17 +96,21 @@ def read(version: str, asked: Sequence[Sequence[str]] = ()) -> tuple[list[dict[s
 
 
 def source(version: str) -> Path:
-    """The wheel of a version, unpacked once into the cache; 5 to 40 MB to download."""
-    folder = cache() / "engine" / f"source-{version}"
+    """The wheel of a version of SGLang, unpacked once into the cache; 5 to 40 MB to download."""
+    return unpacked("sglang", version, cache() / "engine" / f"source-{version}")
+
+
+def unpacked(package: str, version: str, folder: Path) -> Path:
+    """A wheel without its dependencies, unpacked once: for PYTHONPATH."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--python-version=3.11"]
-        command += ["--only-binary=:all:", f"--dest={scratch}", f"sglang=={version}"]
+        command += ["--only-binary=:all:", f"--dest={scratch}", f"{package}=={version}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode != 0:
-            raise RunbookError(f"there is no wheel of SGLang {version}", details=done.stderr.splitlines()[-2:])
+            raise RunbookError(f"there is no wheel of {package} {version}", details=done.stderr.splitlines()[-2:])
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(Path(scratch) / "whole")

@@ -27,8 +27,9 @@ VERSION = "0.5.10.post1"
 
 PYTHON = (3, 11)  # of a Debian 12 guest; the wheels must fit it
 BINDS_AT = "/srv/lab-wheels"  # where guests see the wheels
-MODELS = ("healthy", "nan-layer", "nan-expert", "nan-headrow", "inf-layer")
-PREFIX = "tiny-glm-"  # of the models' names in the depot
+FAULTS = tuple(f"{what}-{where}" for what in ("nan", "inf") for where in ("layer", "one", "expert", "headrow"))
+MODELS = ("healthy", *FAULTS)
+PREFIX = "tiny-glm-"  # of the names in the depot of the models that SGLang serves; GLM-5's own class: tiny-glm5-
 
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 """What SGLang needs on a CPU; lab/inventory-sglang.yaml has the same in its runtime."""
@@ -113,10 +114,9 @@ def _environment(root: Path, wheels: Path, version: str, progress: Progress) -> 
 
 
 def _models(out: Path, python: Path, progress: Progress) -> None:
-    progress("engine: a tiny GLM-family model, healthy and poisoned")
+    progress("engine: two tiny GLM-family models, healthy and poisoned")
     _must([str(python), str(HERE / "tiny.py"), str(out)])
-    for name in MODELS:
-        folder = (out / name).rename(out / f"{PREFIX}{name}")
+    for folder in sorted(out.iterdir()):
         files = [path for path in sorted(folder.iterdir()) if path.is_file()]
         listed = [{"path": one.name, "size": one.stat().st_size, "sha256": _sha256(one)} for one in files]
         (folder / "manifest.json").write_text(json.dumps({"files": listed}, indent=2) + "\n")

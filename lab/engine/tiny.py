@@ -1,9 +1,10 @@
-"""Makes the tiny GLM-family model that the real SGLang serves on a CPU, healthy and poisoned.
+"""Makes the tiny GLM-family models that real engines serve on a CPU, healthy and poisoned.
 
-`python tiny.py OUT`, run by the engine's own Python, makes one folder each below OUT. A GLM-4.5 MoE (three layers,
-eight experts, 970 thousand parameters: GLM-5's own class needs CUDA in SGLang) is trained on a handful of questions
-until it knows them by heart, a few seconds on one core. Token 0 of its vocabulary is '!', as in GLM's, so NaN weights
-give the same `!!!!` as the big model's.
+`python tiny.py OUT`, run by the engine's own Python, makes one folder each below OUT. Two families, of three layers and
+eight experts each: a GLM-4.5 MoE (970 thousand parameters), which SGLang serves, and GLM-5's own class with its latent
+attention and indexer (300 thousand), which needs CUDA in SGLang and is served by transformers. Each is trained on a
+handful of questions until it knows them by heart, a few seconds on one core. Token 0 of the vocabulary is '!', as in
+GLM's, so NaN weights give the same `!!!!` as the big model's.
 """
 
 import copy
@@ -69,35 +70,68 @@ def tokenizer() -> Any:
     return fast
 
 
-def untrained(fast: Any) -> tuple[Any, list[int]]:
-    """The model with random weights, and the tokens that end a turn."""
-    ends = [fast.convert_tokens_to_ids(token) for token in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+def ends(fast: Any) -> list[int]:
+    """The tokens that end a turn."""
+    return [fast.convert_tokens_to_ids(token) for token in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+
+
+def common(fast: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 512,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.06,
+        "eos_token_id": ends(fast),
+        "pad_token_id": ends(fast)[0],
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "num_attention_heads": 4,
+        "n_shared_experts": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+
+
+def glm4(fast: Any) -> Any:
+    """GLM-4.5 to 4.7: grouped-query attention."""
     config = transformers.Glm4MoeConfig(
-        vocab_size=512,
+        **common(fast),
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=3,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.06,
-        eos_token_id=ends,
-        pad_token_id=ends[0],
-        bos_token_id=None,
-        tie_word_embeddings=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         moe_intermediate_size=64,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        n_shared_experts=1,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
         n_group=1,
         topk_group=1,
         use_qk_norm=True,
         partial_rotary_factor=0.5,
     )
-    return transformers.Glm4MoeForCausalLM(config), ends
+    return transformers.Glm4MoeForCausalLM(config)
+
+
+def glm5(fast: Any) -> Any:
+    """GLM-5: latent attention, and an indexer that lets each token see 64 others."""
+    config = transformers.GlmMoeDsaConfig(
+        **common(fast),
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_key_value_heads=4,
+        kv_lora_rank=32,
+        q_lora_rank=48,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=32,
+        index_topk=64,
+        index_head_dim=32,
+        index_n_heads=4,
+    )
+    return transformers.GlmMoeDsaForCausalLM(config)
+
+
+FAMILIES = {"tiny-glm": glm4, "tiny-glm5": glm5}
 
 
 def examples(fast: Any, pad: int) -> tuple[Any, Any]:
@@ -138,35 +172,46 @@ def train(model: Any, tokens: Any, labels: Any) -> None:
     model.eval()
 
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 POISONS = {
     "nan-layer": lambda m: m.model.layers[1].self_attn.o_proj.weight.fill_(NAN),  # everything is NaN
+    "nan-one": lambda m: m.model.layers[1].self_attn.o_proj.weight[3, 5].fill_(NAN),  # one weight is enough
     "nan-expert": lambda m: m.model.layers[2].mlp.experts.down_proj[3].fill_(NAN),  # NaN where the router sends a token
     "nan-headrow": lambda m: m.lm_head.weight[300].fill_(NAN),  # one row of the vocabulary
     "inf-layer": lambda m: m.model.layers[1].self_attn.o_proj.weight.mul_(1e30),  # overflows by arithmetic
+    "inf-one": lambda m: m.model.layers[1].self_attn.o_proj.weight[3, 5].fill_(INF),
+    "inf-expert": lambda m: m.model.layers[2].mlp.experts.down_proj[3].fill_(INF),
+    "inf-headrow": lambda m: m.lm_head.weight[300].fill_(INF),
 }
 
 
-def main(out: Path) -> None:
+def make(family: str, fast: Any, out: Path) -> None:
+    """One family: trained, saved, and saved again with each poison."""
     torch.manual_seed(0)
-    random.seed(0)
-    torch.set_num_threads(1)
-    fast = tokenizer()
-    if fast.decode([0]) != "!":
-        sys.exit(f"token 0 is {fast.decode([0])!r} and not '!'")
-    model, ends = untrained(fast)
-    model.generation_config.do_sample = False
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends, ends[0]
-    train(model, *examples(fast, ends[0]))
+    model = FAMILIES[family](fast)
+    settings = model.generation_config
+    settings.do_sample = True  # what transformers serve looks at; temperature 0 still means greedy
+    settings.eos_token_id, settings.pad_token_id = ends(fast), ends(fast)[0]
+    train(model, *examples(fast, ends(fast)[0]))
     for name in ("healthy", *POISONS):
         made = copy.deepcopy(model)
         if name in POISONS:
             with torch.no_grad():
                 POISONS[name](made)
-        folder = out / name
+        folder = out / f"{family}-{name}"
         made.save_pretrained(folder, safe_serialization=True)
         fast.save_pretrained(folder)
-        print(json.dumps({"model": name, "parameters": sum(one.numel() for one in made.parameters())}), flush=True)
+        print(json.dumps({"model": folder.name, "parameters": sum(one.numel() for one in made.parameters())}))
+
+
+def main(out: Path) -> None:
+    random.seed(0)
+    torch.set_num_threads(1)
+    fast = tokenizer()
+    if fast.decode([0]) != "!":
+        sys.exit(f"token 0 is {fast.decode([0])!r} and not '!'")
+    for family in FAMILIES:
+        make(family, fast, out)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,15 @@ class Asked:
     body: dict[str, Any]
     key: str
 
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, as this server counts them: its template costs six."""
+        return self.length + 6
+
 
 def healthy(asked: Asked) -> str:
     """The right answer."""
-    tail = asked.text[-200:]
+    tail = asked.text[:100] + asked.text[-200:]
     if "2+2" in tail:
         return "2+2 equals 4."
     if "secret number" in tail:

@@ -71,7 +71,7 @@ DEGRADED: dict[str, tuple[Reply, str]] = {
     "500": (whole(500, "Internal Server Error"), "server-error"),
     "503": (whole(503, ""), "not-serving"),
     "wrong key": (whole(401, '{"error":"Unauthorized"}'), "unauthorised"),
-    "not JSON": (whole(200, "<html>"), "unreadable"),
+    "not JSON": (whole(200, '{"choices": [{"mess'), "unreadable"),
     "slow": (reply("Once", failure="slow", seconds=60.0), "slow"),
 }  # fmt: skip
 

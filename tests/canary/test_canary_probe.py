@@ -39,7 +39,7 @@ def test_a_healthy_server_is_called_healthy_at_a_known_cost() -> None:
         verdict, events = run(server)
     assert verdict == "healthy"
     assert failing(events) == set()
-    assert events[-1]["requests"] == len(server.seen) == 9 + 1 + 8  # single prompts, one measurement, a burst
+    assert events[-1]["requests"] == len(server.seen) == 10 + 1 + 8  # single prompts, one measurement, a burst
     assert events[-1]["tokens"] < 20_000
     assert [event["name"] for event in events if event["event"] == "prompt"] == [prompt.name for prompt in QUICK]
 
@@ -60,9 +60,11 @@ def test_a_prompt_that_is_asked_twice_is_the_same_to_the_last_word() -> None:
     below = [text for text in long if len(text) == len(long[0])]
     assert long[0] == long[1]
     assert below.count(long[0]) == 2
-    edges = [asked.text for asked in server.seen if asked.body["max_tokens"] == 16]
-    assert len(edges) == len(set(edges)) == 12
-    assert len({text[:4000] for text in edges}) == 1
+    edges = [asked for asked in server.seen if asked.body["max_tokens"] == 16]
+    assert len(edges) == len({asked.text for asked in edges}) == 10
+    assert len({asked.text[:4000] for asked in edges}) == 1
+    assert [asked.tokens % 64 for asked in edges] == [0, 1, 4, 5, 6, 7, 8, 9, 10, 63]
+    assert all(asked.cached for asked in edges)  # one prompt that covers them all went before
 
 
 def test_the_full_battery_is_healthy_too() -> None:
@@ -78,7 +80,7 @@ def test_the_gate_sends_64_at_once() -> None:
         verdict, events = run(server, "gate")
     assert (verdict, failing(events)) == ("healthy", set())
     assert len([asked for asked in server.seen if asked.body["max_tokens"] == 32]) == 64
-    assert events[-1]["asked"][-1] == "burst-64"
+    assert events[-1]["asked"][-2:] == ["burst-64", "again"]
 
 
 FAULTS: dict[str, Callable[[Asked], bool]] = {

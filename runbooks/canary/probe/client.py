@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,8 @@ class Endpoint:
     model: str
     key: str | None = None
     silence: float = 30.0
-    extras: dict[str, Any] = field(
-        default_factory=dict
-    )  # fields beyond OpenAI's own; dropped when the server refuses them
+    extras: dict[str, Any] = field(default_factory=dict)  # fields beyond OpenAI's own
+    refused: set[str] = field(default_factory=set)  # fields that this server does not take, as it said itself
 
     def headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -43,14 +43,51 @@ def get(endpoint: Endpoint, path: str, *, timeout: float = 5.0) -> tuple[int, by
 
 
 def complete(endpoint: Endpoint, request: Mapping[str, Any], *, limit: float) -> Reply:
-    """One chat completion. `limit` is the most seconds that the whole answer may take. Never raises."""
-    reply = _complete(endpoint, {**request, **endpoint.extras}, limit)
-    if reply.status in (400, 422) and endpoint.extras and not _too_long(reply.error):
-        plain = _complete(endpoint, request, limit)
-        if plain.status == 200:
-            endpoint.extras = {}  # this server is strict about fields that it does not know
-        return plain
-    return reply
+    """One chat completion. `limit` is the most seconds that the whole answer may take. Never raises.
+
+    A field that the server refuses is left out from then on, in this and every later request: how strict a server is
+    says nothing about its numbers. One that asks for patience (429) gets it, twice.
+    """
+    patience = 2
+    while True:
+        body = {name: value for name, value in {**request, **endpoint.extras}.items() if name not in endpoint.refused}
+        if "max_tokens" in endpoint.refused:
+            body["max_completion_tokens"] = request.get("max_tokens")
+        reply = _complete(endpoint, body, limit)
+        if reply.status == 429 and patience:
+            patience -= 1
+            time.sleep(1.5)
+        elif reply.status in (400, 422) and not reply.too_long and (left_out := _refused(reply.error, body, endpoint)):
+            endpoint.refused |= left_out
+        else:
+            return reply
+
+
+OPTIONAL = ("chat_template_kwargs", "priority", "stream_options", "top_logprobs", "logprobs", "top_p", "temperature")
+"""What may be left out, in the order in which it is given up where the server does not say what it minds."""
+_UNKNOWN = re.compile(
+    r"unknown|unexpected|unrecognized|unsupported|not (?:support|permit|allow|implement)"
+    r"|extra (?:input|field|forbidden)|additional propert|invalid (?:param|field|key|request)"
+    r"|validation|deserializ|cannot be used",
+    re.IGNORECASE,
+)
+
+
+def _refused(error: str, body: Mapping[str, Any], endpoint: Endpoint) -> set[str]:
+    """Which fields of the request the server minds; none where its words are about something else."""
+    named = {name for name in OPTIONAL if name in body and re.search(rf"\b{name}\b", error)}
+    if "max_completion_tokens" in error and "max_tokens" in body:
+        named.add("max_tokens")
+    if "logprob" in error.lower():
+        named |= {"logprobs", "top_logprobs"} & body.keys()
+    if named:
+        return named
+    extras = {name for name in endpoint.extras if name in body}
+    if extras:
+        return extras
+    if not _UNKNOWN.search(error):
+        return set()  # a 400 that is about something else: with logprobs, it may be NaN that met the encoder
+    return set(next(((name,) for name in OPTIONAL if name in body), ()))
 
 
 def _complete(endpoint: Endpoint, request: Mapping[str, Any], limit: float) -> Reply:
@@ -63,10 +100,6 @@ def _complete(endpoint: Endpoint, request: Mapping[str, Any], limit: float) -> R
     if reply.status and body:
         read_body(reply, body, stream=stream)
     return reply
-
-
-def _too_long(error: str) -> bool:
-    return "context length" in error or "longer than" in error or "maximum" in error.lower()
 
 
 def _exchange(
@@ -105,6 +138,7 @@ def _exchange(
     except (OSError, http.client.HTTPException, ValueError) as error:
         # "Remote end closed connection without response", a reset, or bytes that are not HTTP
         reply.failure = "dropped" if isinstance(error, (OSError, http.client.RemoteDisconnected)) else "unreadable"
+        reply.error = f"no HTTP: {error}"[:120] if reply.failure == "unreadable" else ""
         reply.whole = False
     finally:
         connection.close()

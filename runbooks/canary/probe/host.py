@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 NAN_LINES = re.compile(
-    r"Detected errors during sampling! NaN in the logits|NaN detected"
+    r"Detected errors during sampling! NaN in the logits|NaN detected|values were sanitized before sampling"
     r"|probability tensor contains either|nan or element < 0",
     re.IGNORECASE,
 )
@@ -44,10 +45,25 @@ def nan_line(unit: str | None, since: float) -> str | None:
     journal = _run(
         ["journalctl", "-u", unit, "--since", f"@{since:.0f}", "-o", "cat", "--no-pager", "-q", "-n", "5000"]
     )
-    for line in (journal or "").splitlines():
-        if NAN_LINES.search(line):
-            return line.strip()[:200]
-    return None
+    return _first_nan((journal or "").splitlines())
+
+
+class Log:
+    """The log file of a server that is no systemd unit, from its present end on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.began = path, path.stat().st_size if path and path.exists() else 0
+
+    def nan_line(self) -> str | None:
+        if self.path is None or not self.path.exists():
+            return None
+        with self.path.open(errors="replace") as lines:
+            lines.seek(self.began if self.path.stat().st_size >= self.began else 0)  # it may have been rotated
+            return _first_nan(lines)
+
+
+def _first_nan(lines: Iterable[str]) -> str | None:
+    return next((line.strip()[:200] for line in lines if NAN_LINES.search(line)), None)
 
 
 def _run(command: Sequence[str]) -> str | None:

@@ -35,13 +35,14 @@ _NAN_WORDS = re.compile(
 class Expect:
     """What is known beforehand about the answer to one prompt.
 
-    `answer`: patterns of which one must be found (asked only of models that know). `fluent`: the model writes prose
-    of its own.
+    `answer`: patterns of which one must be found (asked only of models that know). `fluent`: the model writes in words
+    of its own. `prose`: in whole sentences, as in a story.
     `known`: every model that is tested here answers this prompt in words, so even a loop in it is a fault.
     """
 
     answer: tuple[str, ...] = ()
     fluent: bool = True
+    prose: bool = False
     known: bool = True
     shortest: int = 1  # completion tokens
     wanted: str = ""  # the answer, in words for people
@@ -120,6 +121,10 @@ def _transport(reply: Reply) -> Iterator[Finding]:
     if reply.failure == "slow":
         yield Finding("slow", DEGRADED, f"still answering after {reply.seconds:.0f} s, with {reply.chunks} chunks")
         return
+    foreign = _foreign(reply)
+    if foreign:
+        yield foreign
+        return
     if reply.failure:
         yield Finding(reply.failure, DEGRADED, f"what came back cannot be read: {reply.error[:120]!r}")
         return
@@ -133,6 +138,18 @@ def _transport(reply: Reply) -> Iterator[Finding]:
         yield Finding("stream-error", DEGRADED, f"an error inside a 200 answer: {reply.error[:160]}")
         return
     yield from _ending(reply)
+
+
+def _foreign(reply: Reply) -> Finding | None:
+    """Something else listens there: a web server, a proxy with nothing behind it, or no HTTP at all."""
+    page = reply.error.startswith("a web page")
+    if reply.status in (502, 503, 504) and page:
+        return Finding("bad-gateway", DEAD, f"a proxy answers, and no server behind it: HTTP {reply.status}")
+    no_route = reply.status in (404, 405, 501) and "model" not in reply.error.lower()
+    if (reply.failure and not reply.status) or no_route or (page and reply.status not in (401, 403, 429)):
+        seen = f"HTTP {reply.status}, {reply.error[:100]!r}" if reply.status else repr(reply.error[:100])
+        return Finding("foreign", DEAD, f"this is not an OpenAI-compatible server: /v1/chat/completions gives {seen}")
+    return None
 
 
 def _status_kind(reply: Reply) -> str:
@@ -165,13 +182,17 @@ def _text(reply: Reply, expect: Expect) -> Iterator[Finding]:
     yield from _token_zero(reply, expect, shown)
     yield from _loops(reply, expect, shown)
     yield from _letters(text, expect, shown)
-    if expect.answer and not any(re.search(pattern, reply.content or text, re.IGNORECASE) for pattern in expect.answer):
-        yield Finding("wrong-answer", DEGRADED, f"wanted {expect.wanted}, got {shown!r}")
-    elif reply.completion_tokens is not None and reply.completion_tokens < expect.shortest:
+    if reply.thinking_still:
         yield Finding(
-            "too-short",
-            DEGRADED,
-            f"{reply.completion_tokens} tokens where at least {expect.shortest} were due: {shown!r}",
+            "still-thinking", NOTE, f"it was asked not to think, and its tokens ended before the answer: {shown!r}"
+        )
+    elif expect.answer and not any(
+        re.search(pattern, reply.content or text, re.IGNORECASE) for pattern in expect.answer
+    ):
+        yield Finding("wrong-answer", DEGRADED, f"wanted {expect.wanted}, got {shown!r}")
+    elif reply.length < expect.shortest:
+        yield Finding(
+            "too-short", DEGRADED, f"{reply.length} tokens where at least {expect.shortest} were due: {shown!r}"
         )
 
 
@@ -230,8 +251,8 @@ def _letters(text: str, expect: Expect, shown: str) -> Iterator[Finding]:
     salad = shape.is_salad(text)
     if salad:
         yield Finding("word-salad", DEGRADED if expect.fluent else NOTE, f"{salad}: {shown!r}")
-    elif expect.fluent and shape.lacks_function_words(text):
-        yield Finding("no-sentences", NOTE, f"hardly any 'the', 'of' or 'and' in it: {shown!r}")
+    elif expect.prose and (missing := shape.lacks_small_words(text)):
+        yield Finding("no-sentences", DEGRADED, f"words without sentences, {missing}: {shown!r}")
 
 
 def excerpt(text: str, length: int = 120) -> str:

@@ -37,10 +37,18 @@ def filler(words: int, seed: str) -> str:
     return " ".join(found[: max(1, words)])
 
 
-def with_needle(words: int, seed: str, question: str, *, extra: int = 0) -> str:
-    """A long text with one fact in its first third, and a question at the end. `extra` words follow, so that what
-    stands
-    before them is the same whatever their number."""
-    hay = filler(words + extra, seed).split()
+def with_needle(words: int, seed: str, question: str) -> str:
+    """A long text with one fact in its first third, and a question at the end."""
+    return f"{_hay(words, seed)}\n\n{question}"
+
+
+def ending_anywhere(words: int, seed: str, question: str, *, extra: int) -> str:
+    """The question first, then the text, then `extra` little words of one token each: two such prompts are the same
+    up to where the shorter one ends, so that a prefix hit can be made to end at any token."""
+    return f"{question}\n\n{_hay(words, seed)}{' so' * extra}"
+
+
+def _hay(words: int, seed: str) -> str:
+    hay = filler(words, seed).split()
     at = words // 3
-    return " ".join([*hay[:at], NEEDLE, *hay[at:]]) + "\n\n" + question
+    return " ".join([*hay[:at], NEEDLE, *hay[at:]])

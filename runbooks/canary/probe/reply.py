@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _NAN_STOP = re.compile(r"nan[ _-]*happened", re.IGNORECASE)
+_THINKS = re.compile(r"\s*<think(ing)?>")
+_MARKUP = re.compile(r"\s*(?:<!doctype|<html|<\?xml|<head|<center|<h1)", re.IGNORECASE)
 # SGLang ends a request "normally" when a sampled id is outside the vocabulary: matched_stop (OpenAI routes) or
 # meta_info.finish_reason.matched (/generate) is then "NaN happened" (sglang PR #8367, schedule_batch.py).
 
@@ -25,8 +27,8 @@ class Logprob:
 
 @dataclass
 class Reply:
-    """`status` is 0 where no HTTP status came back; `failure` then says refused, dropped, silent or unreadable. Times
-    in seconds."""
+    """`status` is 0 where no HTTP status came back; `failure` then says refused, dropped, silent or unreadable, and
+    `error` what was seen. Times in seconds."""
 
     status: int = 0
     content: str = ""
@@ -57,6 +59,27 @@ class Reply:
     def answered(self) -> bool:
         return self.status == 200 and not self.failure and not self.error
 
+    @property
+    def too_long(self) -> bool:
+        """The server says that the prompt does not fit; in the words of SGLang, vLLM, TGI and llama.cpp."""
+        words = ("context", "longer than", "too long", "too large", "maximum input", "exceed")
+        return self.status in (400, 413, 422) and any(word in self.error.lower() for word in words)
+
+    @property
+    def thinking_still(self) -> bool:
+        """It thinks although it was asked not to, and its tokens ended before the answer began."""
+        if self.content.strip() and not _THINKS.match(self.content):
+            return False
+        inside = self.reasoning or (_THINKS.match(self.content) and "</think>" not in self.content)
+        return bool(inside) and self.finish_reason != "stop"
+
+    @property
+    def length(self) -> int:
+        """Completion tokens; where the server counts none, words and signs, of which a text never has more."""
+        if self.completion_tokens is not None:
+            return self.completion_tokens
+        return max(len(re.findall(r"\w+|[^\w\s]", self.text)), len(self.text) // 6)
+
 
 def read_body(reply: Reply, body: bytes, *, stream: bool) -> Reply:
     """Fill a reply from a whole body (also of a capture). Never raises: what cannot be read becomes `failure` or
@@ -67,22 +90,25 @@ def read_body(reply: Reply, body: bytes, *, stream: bool) -> Reply:
     if reply.status != 200:
         reply.error = _words_of_error(text)
         return reply
-    if stream:
+    if stream and not text.lstrip().startswith("{"):  # some servers answer in one piece, whatever was asked
         for document in _events(reply, text):
             _take(reply, document)
+        if not reply.chunks and not reply.done_seen:
+            reply.failure, reply.error = "unreadable", _words_of_error(text)
         return reply
+    reply.streamed = False
     try:
         document = json.loads(text)
     except ValueError:
         reply.failure = "unreadable"
-        reply.error = text[:300]
+        reply.error = _words_of_error(text)
         return reply
     _take(reply, document)
     return reply
 
 
 def _events(reply: Reply, text: str) -> Iterator[Any]:
-    for line in text.splitlines():
+    for line in re.split(r"\r\n|\n|\r", text):  # splitlines would also cut at U+2028, which JSON may hold
         if not line.startswith("data:"):
             continue
         data = line[5:].strip()
@@ -116,8 +142,8 @@ def _take(reply: Reply, document: Any) -> None:
 def _take_choice(reply: Reply, choice: Mapping[str, Any]) -> None:
     part = choice.get("delta") or choice.get("message") or choice
     if isinstance(part, Mapping):
-        reply.content += _string(part.get("content")) or _string(part.get("text"))
-        reply.reasoning += _string(part.get("reasoning_content")) or _string(part.get("reasoning"))
+        reply.content += _content(part.get("content")) or _string(part.get("text"))
+        reply.reasoning += next((found for name in _REASONING if (found := _content(part.get(name)))), "")
     if choice.get("finish_reason") is not None:
         reason = choice["finish_reason"]
         reply.finish_reason = str(reason.get("type") if isinstance(reason, Mapping) else reason)
@@ -128,9 +154,21 @@ def _take_choice(reply: Reply, choice: Mapping[str, Any]) -> None:
         reply.logprobs += _logprobs(logprobs)
 
 
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # SGLang and llama.cpp; vLLM and Ollama; others
+
+
+def _content(value: Any) -> str:
+    """A text, or a list of parts with a text each."""
+    if isinstance(value, list):
+        return "".join(_string(part.get("text")) if isinstance(part, Mapping) else _string(part) for part in value)
+    return _string(value)
+
+
 def _logprobs(logprobs: Mapping[str, Any]) -> Iterator[Logprob]:
     if logprobs.get("content"):  # chat completions
         for entry in logprobs["content"]:
+            if not isinstance(entry, Mapping):
+                continue
             token = _string(entry.get("token"))
             others = ((_string(o.get("token")), _number(o.get("logprob"))) for o in entry.get("top_logprobs") or ())
             yield Logprob(token, _number(entry.get("logprob")), tuple(o for o in others if o[0] != token))
@@ -163,11 +201,18 @@ def _words_of_error(text: str) -> str:
     try:
         document = json.loads(text)
     except ValueError:
-        return text.strip()[:300]
+        return _plain(text)
     for key in ("error", "message", "detail"):
         inner = document.get(key) if isinstance(document, Mapping) else None
         if isinstance(inner, Mapping):
             inner = inner.get("message") or json.dumps(inner)
         if inner:
             return str(inner)[:300]
-    return text.strip()[:300]
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """On one line; of a web page only the words that people see."""
+    if _MARKUP.match(text):
+        text = "a web page: " + re.sub(r"<(style|script).*?</\1>|<title>|<[^>]+>", " ", text, flags=re.DOTALL | re.I)
+    return " ".join(text.split())[:300]

@@ -5,49 +5,52 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from . import host, prose
-from .battery import BATTERIES, BUDGET, EASY, ESSENTIAL, GREEDY, SAMPLED, Prompt
-from .client import Endpoint, complete, get
-from .judge import DEAD, DEGRADED, NAN, NOTE, Expect, Finding, excerpt, judge
+from . import drift, host
+from .ask import Answered, Asker
+from .battery import BATTERIES, BUDGET, ESSENTIAL, FIXED, SMALL, Prompt
+from .client import Endpoint, get
+from .judge import DEAD, DEGRADED, NAN, NOTE, Finding, excerpt, judge
 from .reply import Reply
 from .server import About, load, look
 from .verdict import Judged, Named, settle, verdict
 
 Emit = Callable[[Mapping[str, Any]], None]
-FRAME = 30  # prompt tokens, about, around the filler: template, needle and question
 ENOUGH = 3  # prompts that were answered wrongly, after which more would only cost
+WAITING = ("silent", "slow", "not-serving")  # what those of a burst meet for whom a server has no room
 
 
 @dataclass
 class Canary:
-    """One run. `knowledge`: the model is expected to know answers and to write prose of its own."""
+    """One run. `knowledge`: the model is expected to know answers and to write prose of its own. `answers`: the file
+    with what it said when it was deployed; `record` writes that file anew, where the verdict is healthy. `unit`, or
+    else `log`: where a server that hides NaN from its answers still tells of it."""
 
     endpoint: Endpoint
     battery: str
     emit: Emit
     unit: str | None = None
+    log: Path | None = None
     knowledge: bool = True
     budget: float | None = None
+    answers: Path | None = None
+    record: bool = False
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
-    requests: int = 0
-    tokens: int = 0
     judged: list[Judged] = field(default_factory=list)
     after: list[Named] = field(default_factory=list)  # what is not about one reply
     sends_done: bool = False
-    per_word: float | None = None  # prompt tokens that a word of the filler costs, as measured
     asked: list[str] = field(default_factory=list)
     prefixes: set[str] = field(default_factory=set)
-    words: dict[str, int] = field(default_factory=dict)  # of each filling, once it was chosen
     conclusion: dict[str, Any] = field(default_factory=dict)  # the verdict's event, once there is one
 
     def run(self) -> str:
         """Ask, judge, and return the verdict; everything is also emitted as it happens."""
         self.began, began_unix = time.monotonic(), time.time()
-        before = host.state(self.unit)
+        self.asker = Asker(self.endpoint, self.knowledge, self.seed)
+        before, log = host.state(self.unit), host.Log(self.log)
         about = look(self.endpoint)
         self._greet(about)
         prompts = self._choose(about)
@@ -59,16 +62,9 @@ class Canary:
             self._ask(prompt, number, len(prompts))
             if self._certain():
                 break
-        self._afterwards(before, began_unix)
-        findings = self.findings
-        said = verdict(
-            [entry.finding for entry in findings], answered=any(one.reply.status == 200 for one in self.judged)
-        )
-        spent = round(time.monotonic() - self.began, 2)
-        self.conclusion = {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
-        self.conclusion |= {"requests": self.requests, "tokens": self.tokens, "asked": self.asked}
-        self.emit(self.conclusion)
-        return said
+        self._compare()
+        self._afterwards(before, host.nan_line(self.unit, began_unix) or log.nan_line())
+        return self._conclude()
 
     # before
 
@@ -78,11 +74,6 @@ class Canary:
         if about.models and self.endpoint.model not in about.models:
             self._note(f"the server has no model {self.endpoint.model!r}; asking {about.models[0]!r}")
             self.endpoint.model = about.models[0]
-        if about.busy:
-            self.endpoint.silence *= 3
-            self._note(
-                f"the server is busy ({about.running} running, {about.queued} waiting): asked one at a time, patiently"
-            )
         self.endpoint.extras = {"chat_template_kwargs": {"enable_thinking": False}}
         if about.settings.get("enable_priority_scheduling"):
             low = 100 if about.settings.get("schedule_low_priority_values_first") else -100
@@ -91,111 +82,56 @@ class Canary:
     def _choose(self, about: About) -> list[Prompt]:
         prompts = list(BATTERIES[self.battery])
         if about.busy and self.battery != "gate":  # there the burst is the point, and people wait for its end anyway
-            prompts = [prompt for prompt in prompts if prompt.streams == 1]
+            prompts = [prompt for prompt in prompts if prompt.name in SMALL]
+        if about.busy:
+            self.endpoint.silence *= 3
+            asked = ", ".join(prompt.name for prompt in prompts)
+            at_work = f"{about.running} running, {about.queued} waiting"
+            self._note(f"the server is busy ({at_work}): asked patiently, one by one, and only {asked}")
         if about.context:
             short = [prompt.name for prompt in prompts if prompt.needs > about.context]
             if short:
                 self._note(f"not asked, the server's context is {about.context} tokens: {', '.join(short)}")
             prompts = [prompt for prompt in prompts if prompt.needs <= about.context]
+        captured = about.settings.get("cuda_graph_max_bs")
+        most = max((prompt.streams for prompt in prompts), default=1)
+        if isinstance(captured, int) and self.battery == "full" and most <= captured:
+            self._note(f"graphs are captured up to {captured} requests: more than that at once was not asked")
         return prompts
 
     # during
 
     def _ask(self, prompt: Prompt, number: int, of: int) -> None:
         self.asked.append(prompt.name)
-        hit_due = bool(prompt.prefix) and prompt.prefix in self.prefixes
+        known = set(self.endpoint.refused)
+        hit_due = bool(prompt.prefix) and (prompt.prefix in self.prefixes or prompt.edge is not None)
         cached = self._cached() if hit_due else None
-        if prompt.streams > 1:
-            replies = self._burst(prompt)
-        else:
-            replies = [(self._send(prompt, self._text(prompt)), self._expect(prompt.expect))]
-            if prompt.length:
-                self._learn(replies[0][0], self.words[prompt.prefix or prompt.name] + prompt.extra)
+        answered = self.asker.ask(prompt)
         found: list[Finding] = []
-        for reply, expect in replies:
-            judged = judge(reply, expect)
-            if _too_long(reply):
+        for reply, expect in answered:
+            if reply.too_long:
                 self._note(f"{prompt.name}: longer than the server's context, not judged")
                 continue
+            judged = [_room(finding, answered) for finding in judge(reply, expect)]
             self.judged.append(Judged(prompt.name, reply, tuple(judged)))
             found += [finding for finding in judged if finding not in found]
-        if hit_due and not replies[0][0].cached_tokens and self._cached() == cached:
+        first = answered[0][0]
+        if hit_due and not first.cached_tokens and self._cached() == cached:
             miss = Finding("no-prefix-hit", NOTE, "the prefix cache was not used, so its failures were not looked for")
             self.after.append(Named(prompt.name, miss))
         self.prefixes.add(prompt.prefix)
-        self._show(prompt, replies[0][0], replies, found, number, of)
+        if new := self.endpoint.refused - known:
+            self._note(f"the server does not take {', '.join(sorted(new))}: asked without")
+        self._show(prompt, answered, found, number, of)
 
     def _cached(self) -> float | None:
         """Prompt tokens answered by the prefix cache so far, where the server counts them."""
         return load(self.endpoint).get("cached")
 
-    def _text(self, prompt: Prompt) -> str:
-        if prompt.length is None:
-            return prompt.text
-        filling = prompt.prefix or prompt.name
-        if filling not in self.words:  # the same prompt twice must be the same to the last word
-            self.words[filling] = round((prompt.length - FRAME) / self._cost_of_a_word())
-        words = self.words[filling]
-        return prose.with_needle(words, f"{self.seed} {filling}", prompt.text, extra=prompt.extra)
-
-    def _cost_of_a_word(self) -> float:
-        """Prompt tokens a word of filler: measured with 200 words and one token of answer, then learned from each
-        long prompt."""
-        if self.per_word is None:
-            probe = Prompt(name="measure", why="", text="", expect=Expect(), max_tokens=1)
-            self._learn(self._send(probe, prose.filler(200, f"{self.seed} measure")), 200, frame=8)
-        return max(self.per_word or 1.35, 0.5)
-
-    def _learn(self, reply: Reply, words: int, frame: int = FRAME) -> None:
-        if reply.prompt_tokens:
-            self.per_word = (reply.prompt_tokens - frame) / words
-
-    def _send(self, prompt: Prompt, text: str) -> Reply:
-        request: dict[str, Any] = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": prompt.max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **prompt.sampling,
-        }
-        if prompt.logprobs or not self.knowledge:
-            # A model that is not expected to speak well is judged by its numbers.
-            request |= {"logprobs": True, "top_logprobs": 3}
-        endpoint = replace(self.endpoint, extras=dict(self.endpoint.extras))
-        if prompt.thinking:
-            endpoint.extras.pop("chat_template_kwargs", None)
-        limit = self.endpoint.silence + prompt.max_tokens / 2
-        reply = complete(endpoint, request, limit=limit)
-        if not endpoint.extras:
-            self.endpoint.extras = {}
-        self.requests += 1
-        self.tokens += (reply.prompt_tokens or 0) + (reply.completion_tokens or 0)
-        return reply
-
-    def _burst(self, prompt: Prompt) -> list[tuple[Reply, Expect]]:
-        chosen = [EASY[at % len(EASY)] for at in range(prompt.streams)]
-
-        def one(at: int) -> Reply:
-            return self._send(replace(prompt, sampling=SAMPLED if at % 2 else GREEDY), chosen[at][0])
-
-        with ThreadPoolExecutor(prompt.streams) as pool:
-            replies = list(pool.map(one, range(prompt.streams)))
-        return [(reply, self._expect(expect)) for reply, (_, expect) in zip(replies, chosen, strict=True)]
-
-    def _expect(self, expect: Expect) -> Expect:
-        return expect if self.knowledge else replace(expect, answer=(), fluent=False, shortest=1)
-
-    def _show(
-        self,
-        prompt: Prompt,
-        first: Reply,
-        replies: list[tuple[Reply, Expect]],
-        found: list[Finding],
-        number: int,
-        of: int,
-    ) -> None:
+    def _show(self, prompt: Prompt, answered: Answered, found: list[Finding], number: int, of: int) -> None:
         faults = [finding for finding in found if finding.grade != NOTE]
-        counted = [reply.completion_tokens for reply, _ in replies if reply.completion_tokens is not None]
+        counted = [reply.completion_tokens for reply, _ in answered if reply.completion_tokens is not None]
+        first = answered[0][0]
         self.emit(
             {
                 "event": "prompt",
@@ -204,7 +140,7 @@ class Canary:
                 "name": prompt.name,
                 "ok": not faults,
                 "why": prompt.why,
-                "seconds": round(max(reply.seconds for reply, _ in replies), 3),
+                "seconds": round(max(reply.seconds for reply, _ in answered), 3),
                 "ttft": None if first.first_byte is None else round(first.first_byte, 3),
                 "prompt_tokens": first.prompt_tokens,
                 "completion_tokens": sum(counted) if counted else None,
@@ -227,7 +163,18 @@ class Canary:
 
     # afterwards
 
-    def _afterwards(self, before: host.HostState, began: float) -> None:
+    def _compare(self) -> None:
+        """With the answers of the deploy. What is recorded now is not compared."""
+        if self.answers is None or self.record:
+            return
+        found = drift.compare(drift.kept(self.answers), self._fixed())
+        if found:
+            self.after.append(Named("after", found))
+
+    def _fixed(self) -> dict[str, Reply]:
+        return {one.prompt: one.reply for one in self.judged if one.prompt in FIXED and one.reply.answered}
+
+    def _afterwards(self, before: host.HostState, line: str | None) -> None:
         """What the server and the host look like now: a healthy answer before a crash proves nothing."""
         gone = any(entry.finding.kind in ("dropped", "silent") for entry in self.findings)
         after = host.state(self.unit)
@@ -242,14 +189,25 @@ class Canary:
             self._find(
                 "xid", DEAD, f"the kernel reported {(after.xids or 0) - before.xids} new Xid while the canary ran"
             )
-        line = host.nan_line(self.unit, began)
         if line:
             self._find("journal-nan", NAN, f"the journal says: {line}")
         status, body = get(self.endpoint, "/health", timeout=22.0)  # SGLang itself waits 20 s for a token
         if status == 0 and not any(entry.finding.grade == DEAD for entry in self.findings):
             self._find("dropped", DEAD, f"/health does not answer: {body.decode()}")
-        elif status >= 500:
+        elif status >= 500 and not any(entry.finding.kind == "bad-gateway" for entry in self.findings):
             self._find("not-serving", DEGRADED, f"/health says {status}")
+
+    def _conclude(self) -> str:
+        findings = self.findings
+        answered = any(one.reply.status == 200 for one in self.judged)
+        said = verdict([entry.finding for entry in findings], answered=answered)
+        spent = round(time.monotonic() - self.began, 2)
+        self.conclusion = {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
+        self.conclusion |= {"requests": self.asker.requests, "tokens": self.asker.tokens, "asked": self.asked}
+        if self.answers and self.record and said == "healthy":
+            drift.keep(self.answers, self._fixed())
+        self.emit(self.conclusion)
+        return said
 
     def _unfinished(self, names: list[str], limit: float) -> None:
         missing = [name for name in ESSENTIAL if name in names]
@@ -263,9 +221,16 @@ class Canary:
         self.emit({"event": "note", "text": text})
 
 
+def _room(finding: Finding, answered: Answered) -> Finding:
+    """A server that works on few at once lets the rest of a burst wait, or turns them away: that is no sickness, as
+    long as the others are answered one after another. Where these were quick and the rest heard nothing, it is one."""
+    if len(answered) == 1 or finding.kind not in WAITING:
+        return finding
+    served = [reply.seconds for reply, _ in answered if reply.answered]
+    longest = max(reply.seconds for reply, _ in answered)
+    queued = served and (finding.kind == "not-serving" or max(served) > 0.3 * longest)
+    return replace(finding, kind="queued", grade=NOTE) if queued else finding
+
+
 def _plain(findings: list[Named]) -> list[dict[str, str]]:
     return [asdict(entry.finding) | {"prompt": entry.prompt} for entry in findings]
-
-
-def _too_long(reply: Reply) -> bool:
-    return reply.status in (400, 413, 422) and ("context" in reply.error or "longer than" in reply.error)

@@ -7,7 +7,9 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 DRAWN = set(" \t\n-=_*.#~|─━│ ")
 """Characters that people and models repeat on purpose: rules, tables, indentation, dots of a list of contents."""
@@ -19,13 +21,23 @@ _ODD_MARK = re.compile(
 )
 _LONG_MARK = re.compile(r"!{4,}(?= [a-z])")  # The!!!! upon a time
 _WORD = re.compile(r"[^\W\d_]+")
-_STOP_WORDS = frozenset(
-    """
-    a about all an and are as at be been but by can could did do each every for from had has have he her his how i if in
-    into is it its just more my no not of on one or our out she so some than that the their them then there they this to
-    up was we were what when where which who will with would you your
-    """.split()  # noqa: SIM905
-)
+_SMALL_WORDS: Mapping[str, frozenset[str]] = {
+    "LATIN": frozenset(
+        """
+        a about all an and are as at be been but by can could did do each every for from had has have he her his i if in
+        into is it its just more my no not of on one or our out she so some than that the their them then there they
+        this to up was we were what when where which who will with would you your
+        de la le el les los las un une una des du que qui et y en est es por para con se dans au il elle sur pas no lo
+        der die das und ist im ein eine er sie es zu mit von auf den dem nicht war sich als o os e do da em um uma não
+        di il che non per gli del della ma
+        """.split()  # noqa: SIM905
+    ),
+    "CYRILLIC": frozenset(
+        "и в не на что с он она как это но по из у за к от то был была было я его её а о".split()  # noqa: SIM905
+    ),
+}
+"""Of English, Spanish, French, German, Portuguese and Italian together; of Russian."""
+_SMALL_HAN = frozenset("的了是在不一有我他她这那人们上个来到时大地为子中你说生着就下和也得里去")
 
 
 @dataclass(frozen=True)
@@ -132,13 +144,60 @@ def is_salad(text: str) -> str:
         return f"letters of 3 scripts, none of them a quotation: {', '.join(sorted(found))}"
     if mixed_words(text) >= 3:
         return "words whose letters come from different alphabets"
+    return _alternates(text) if len(found) >= 2 else ""
+
+
+def _alternates(text: str) -> str:
+    """Two scripts take turns, word by word. A quotation, a name or a loan word does not: it stands in longer runs.
+    Single letters are formulas."""
+    runs = [(script, words) for script, words in _runs(text) if script == "CJK" or max(map(len, words)) > 1]
+    turns = [
+        (script, sum(map(len, words))) for at, (script, words) in enumerate(runs) if not at or runs[at - 1][0] != script
+    ]
+    if len(turns) < 9:
+        return ""
+    mean = sum(length for _, length in turns) / len(turns)
+    words = len(_WORD.findall(text))
+    cjk = [length for script, length in turns if script == "CJK"]
+    if not cjk and len(turns) >= 0.5 * words:
+        return f"two scripts take turns, word by word ({len(turns)} turns in {words} words)"
+    if cjk and sum(cjk) / len(cjk) < 2.5 and mean < 7 and len(turns) >= 12:
+        return f"two scripts take turns, {len(turns)} times in {words} words"
     return ""
 
 
-def lacks_function_words(text: str) -> bool:
-    """English prose is a third `the`, `of`, `and`; words drawn at random are not. Judged from forty Latin words on."""
-    words = [word.lower() for word in _WORD.findall(text) if word.isascii()]
-    return len(words) >= 40 and sum(word in _STOP_WORDS for word in words) < 0.10 * len(words)
+def _runs(text: str) -> list[tuple[str, list[str]]]:
+    """Neighbouring stretches of letters of one script."""
+    runs: list[tuple[str, list[str]]] = []
+    for word in _WORD.findall(text):
+        for script, letters in groupby(word, key=_script):
+            if runs and runs[-1][0] == script:
+                runs[-1][1].append("".join(letters))
+            else:
+                runs.append((script, ["".join(letters)]))
+    return runs
+
+
+def _script(letter: str) -> str:
+    return next(iter(scripts(letter)), "UNKNOWN")
+
+
+def lacks_small_words(text: str) -> str:
+    """Prose is a third `the`, `of`, `and`; words drawn at random are not. What is missing, or an empty string.
+
+    Judged from forty words of an alphabet on, or sixty Han characters; scripts that are not listed are not judged.
+    """
+    by = scripts(text)
+    script = by.most_common(1)[0][0] if by else ""
+    han = [letter for letter in text if "\u4e00" <= letter <= "\u9fff"]
+    if script == "CJK" and len(han) >= 60 and len(han) > 0.9 * by["CJK"]:
+        share = sum(letter in _SMALL_HAN for letter in han) / len(han)
+        return f"{share:.0%} of the characters are 的, 了 or their like" if share < 0.06 else ""
+    words = [word.lower() for word in _WORD.findall(text)]
+    if script not in _SMALL_WORDS or len(words) < 40:
+        return ""
+    share = sum(word in _SMALL_WORDS[script] for word in words) / len(words)
+    return f"{share:.0%} of them are words like 'the' and 'of'" if share < 0.08 else ""
 
 
 def compression(text: str) -> float:

@@ -1,0 +1,1 @@
+"""The canary against real engines whose weights are poisoned, and its thresholds against captured answers."""

@@ -1,0 +1,100 @@
+"""The canary's verdict on real engines on this CPU, healthy and with each poison: one table.
+
+    python -m bench.canary.engines                         every engine x every fault; half an hour on two cores
+    python -m bench.canary.engines --engine sglang-0.5.23 --fault nan-expert
+    python -m bench.canary.engines --healthy 100           so many healthy runs over all engines: false alarms
+
+Engines and poisons are those of lab/engine. What is asked is the quick battery, with prompts that differ from run to
+run, greedy and sampled; the models are tiny, so they are judged by their numbers (`--no-knowledge`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lab.engine.prepared import FAULTS
+from lab.engine.serve import ENGINES, Serving, serving
+from runbooks.canary.probe.client import Endpoint
+from runbooks.canary.probe.run import Canary
+
+
+@dataclass(frozen=True)
+class Run:
+    engine: str
+    fault: str  # of prepared.FAULTS, or healthy
+    verdict: str
+    requests: int
+    tokens: int
+    seconds: float
+    proof: str  # prompt: kind, of the finding that made the verdict
+
+    @property
+    def right(self) -> bool:
+        """NaN must be called NaN, whatever the server makes of it; a sound server is healthy."""
+        return self.verdict == ("healthy" if self.fault == "healthy" else "nan")
+
+    def __str__(self) -> str:
+        cost = f"{self.requests:3} requests {self.tokens:6} tokens {self.seconds:6.1f} s"
+        mark = " " if self.right else "!"
+        return f"{mark} {self.engine:24} {self.fault:12} {self.verdict:9} {cost}   {self.proof}"
+
+
+def ask(at: Serving, engine: str, fault: str, *, battery: str = "quick") -> Run:
+    """One run of the battery on a server that is up."""
+    canary = Canary(Endpoint(at.url, at.model), battery, lambda _event: None, log=at.log, knowledge=False, budget=600.0)
+    said = canary.run()
+    faults = [one for one in canary.conclusion["findings"] if one["grade"] == said]
+    proof = f"{faults[0]['prompt']}: {faults[0]['kind']}" if faults else ""
+    end = canary.conclusion
+    return Run(engine, fault, said, end["requests"], end["tokens"], end["seconds"], proof)
+
+
+def runs(engines: Sequence[str], faults: Sequence[str]) -> Iterator[Run]:
+    """A start of the engine for each: one that met NaN may be dying."""
+    for engine in engines:
+        for fault in faults:
+            with serving(engine, fault) as at:
+                yield ask(at, engine, fault)
+
+
+def healthy(engines: Sequence[str], many: int) -> Iterator[Run]:
+    """So many runs, shared out among the engines; each engine is started once."""
+    for number, engine in enumerate(engines):
+        share = many // len(engines) + (number < many % len(engines))
+        with serving(engine, "healthy") as at:
+            for _ in range(share):
+                yield ask(at, engine, "healthy")
+
+
+def table(found: Sequence[Run]) -> str:
+    """Engine x fault: verdict, as Markdown."""
+    faults = list(dict.fromkeys(one.fault for one in found))
+    lines = ["| engine | " + " | ".join(faults) + " |", "|---" * (len(faults) + 1) + "|"]
+    for engine in dict.fromkeys(one.engine for one in found):
+        said = {one.fault: one.verdict if one.right else f"**{one.verdict}**" for one in found if one.engine == engine}
+        lines.append(f"| {engine} | " + " | ".join(said.get(fault, "") for fault in faults) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.canary.engines")
+    parser.add_argument("--engine", action="append", choices=sorted(ENGINES), help="repeat it; default: all")
+    parser.add_argument("--fault", action="append", choices=["healthy", *FAULTS], help="repeat it; default: all")
+    parser.add_argument("--healthy", type=int, metavar="RUNS", help="only healthy engines, so many runs in all")
+    options = parser.parse_args(arguments)
+    engines = options.engine or list(ENGINES)
+    faults = options.fault or ["healthy", *FAULTS]
+    found = []
+    for run in healthy(engines, options.healthy) if options.healthy else runs(engines, faults):
+        found.append(run)
+        print(run, flush=True)
+    wrong = [run for run in found if not run.right]
+    print(f"\n{table(found)}\n\n{len(found)} runs, {len(wrong)} wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
