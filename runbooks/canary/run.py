@@ -32,6 +32,9 @@ idle server)."""
 
 BATTERIES = "quick (under 90 s), gate (quick, with 64 streams at once, as after a deploy) or full (minutes)"
 
+ANSWERS = f"{paths.CURRENT}/answers.json"
+"""What the release that serves said when it was deployed: its gate is its first canary, and writes them."""
+
 KNOWS_FROM = 1e9
 """Active parameters from which a model is expected to know that Paris is in France. Tiny test models only repeat what
 they were trained on."""
@@ -117,7 +120,7 @@ def probe_words(artefact: str, server: Server, model: Model, battery: str) -> li
     """The command line of the probe for this server and model."""
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     words = ["python3", artefact, "--url", f"http://{host}:{server.port}", "--model", model.served_name]
-    words += ["--battery", battery, "--unit", paths.UNIT_NAME]
+    words += ["--battery", battery, "--unit", paths.UNIT_NAME, "--answers", ANSWERS]
     return words if model.shape.active_params >= KNOWS_FROM else [*words, "--no-knowledge"]
 
 

@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         knowledge=options.knowledge,
         budget=options.budget,
         answers=options.answers,
-        record=options.record,
     )
     said = canary.run()
     if options.state:
@@ -57,8 +56,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--textfile", type=Path, metavar="FILE", help="with --state: metrics for node_exporter")
     parser.add_argument("--unit", help="the systemd unit whose PID, restarts and journal are compared before and after")
     parser.add_argument("--log", type=Path, metavar="FILE", help="the log of a server that is no systemd unit")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="what it said at its deploy: compare with that")
-    parser.add_argument("--record", action="store_true", help="with --answers: write them down, if all is well")
+    parser.add_argument(
+        "--answers", type=Path, metavar="FILE", help="what it said at first: written once, then compared"
+    )
     parser.add_argument("--silence", type=float, default=30.0, help="longest wait for the next byte, in seconds")
     parser.add_argument("--budget", type=float, help="seconds after which no further prompt is asked")
     parser.add_argument(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ FEWEST = 4
 
 
 def keep(path: Path, answers: Mapping[str, Reply]) -> None:
-    """Write the answers down, whole or not at all."""
+    """Write the answers down, whole or not at all. A folder that is not there or not ours to write: nothing is kept."""
     document = {name: {"text": one.text, "logprobs": _chosen(one)} for name, one in answers.items()}
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    draft.replace(path)
+    with suppress(OSError):
+        draft.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        draft.replace(path)
 
 
 def kept(path: Path) -> Mapping[str, Any]:

@@ -26,8 +26,8 @@ WAITING = ("silent", "slow", "not-serving")  # what those of a burst meet for wh
 @dataclass
 class Canary:
     """One run. `knowledge`: the model is expected to know answers and to write prose of its own. `answers`: the file
-    with what it said when it was deployed; `record` writes that file anew, where the verdict is healthy. `unit`, or
-    else `log`: where a server that hides NaN from its answers still tells of it."""
+    with what it said when it was deployed: the first healthy run writes it, the later ones compare. `unit`, or else
+    `log`: where a server that hides NaN from its answers still tells of it."""
 
     endpoint: Endpoint
     battery: str
@@ -37,7 +37,6 @@ class Canary:
     knowledge: bool = True
     budget: float | None = None
     answers: Path | None = None
-    record: bool = False
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
     judged: list[Judged] = field(default_factory=list)
     after: list[Named] = field(default_factory=list)  # what is not about one reply
@@ -164,10 +163,8 @@ class Canary:
     # afterwards
 
     def _compare(self) -> None:
-        """With the answers of the deploy. What is recorded now is not compared."""
-        if self.answers is None or self.record:
-            return
-        found = drift.compare(drift.kept(self.answers), self._fixed())
+        """With the answers of the deploy."""
+        found = drift.compare(drift.kept(self.answers), self._fixed()) if self.answers else None
         if found:
             self.after.append(Named("after", found))
 
@@ -204,8 +201,9 @@ class Canary:
         spent = round(time.monotonic() - self.began, 2)
         self.conclusion = {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
         self.conclusion |= {"requests": self.asker.requests, "tokens": self.asker.tokens, "asked": self.asked}
-        if self.answers and self.record and said == "healthy":
-            drift.keep(self.answers, self._fixed())
+        fixed = self._fixed()
+        if self.answers and said == "healthy" and len(fixed) == len(FIXED) and not self.answers.exists():
+            drift.keep(self.answers, fixed)
         self.emit(self.conclusion)
         return said
 
