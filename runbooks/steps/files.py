@@ -250,6 +250,12 @@ def attribute_script(path: str, owner: str, mode: int) -> str:
     return f"chown -- {quote(owner)} {quote(path)}\nchmod -- {mode:04o} {quote(path)}"
 
 
+def keep_owner(owner: str) -> str:
+    """`$t`, just made, gets its owner; for root's own files the shell looks first, as it needs no process for that."""
+    change = f'chown -- {quote(owner)} "$t"'
+    return f'{{ [ -O "$t" ] && [ -G "$t" ]; }} || {change}' if owner == "root:root" else change
+
+
 def make_parents(path: str) -> str:
     folder = posixpath.dirname(path)
     return f"[ -d {quote(folder)} ] || (umask 022; mkdir -p -- {quote(folder)})"
@@ -275,7 +281,7 @@ def write_file(
 {make_parents(path)}
 t=$(mktemp {quote(folder + "/.rb-XXXXXXXX")})
 {fill} >"$t"
-chown -- {quote(owner)} "$t"
+{keep_owner(owner)}
 chmod -- {mode:04o} "$t"
 mv -fT -- "$t" {quote(path)}"""
     return script, uploads
