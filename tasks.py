@@ -6,7 +6,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import host_tasks, oncall_tasks, vm_tasks
+from runbooks import host_tasks, monitor_tasks, oncall_tasks, vm_tasks
 from runbooks.options import CHECK, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
 
@@ -314,10 +314,12 @@ namespace = Collection(
     rollback,
     gateway,
     health,
+    monitor_tasks.watch,
     oncall_tasks.diagnose,
     ceiling,
     results,
     oncall_tasks.runbook,
+    monitor_tasks.docs,
     vm_tasks.doctor,
     host_tasks.status,
     host_tasks.adopt,
@@ -332,6 +334,7 @@ namespace.add_collection(
 namespace.add_collection(
     Collection("vm", vm_tasks.status, vm_tasks.start, vm_tasks.shutdown, vm_tasks.console, vm_tasks.destroy)
 )
+namespace.add_collection(Collection("monitor", monitor_tasks.install, monitor_tasks.files))
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
 accept_words(namespace)
 complete_values()

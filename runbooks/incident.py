@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from runbooks import oncall
 from runbooks.engine.errors import RunbookError, UsageError
-from runbooks.oncall.blocks import LAST, Block, blocks
+from runbooks.oncall.blocks import FIRST, LAST, Block, blocks
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -39,14 +39,14 @@ class Incident:
         """Exit code 0 when what the page calls proof of a cure has succeeded, or when nothing was wrong."""
         found = blocks(oncall.load(self.page).text)
         proof = [block for block in found if block.section == LAST]
-        looks = [self._run(block) for block in found if not block.changes and block.section == "First"]
+        looks = [self._run(block) for block in found if not block.changes and block.section == FIRST]
         if looks and not any(looks):
             self._say("the first look finds nothing wrong", level="warning")
             if self.session.yes:
                 self._say("so nothing is changed without a person to ask")
                 return 0
         for block in found:
-            if block.section in (LAST, "First") and not block.changes:
+            if block.section in (LAST, FIRST) and not block.changes:
                 continue
             if not block.changes:
                 self._run(block)

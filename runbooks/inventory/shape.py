@@ -178,20 +178,44 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: Gateway | None = None
 
 
+class PythonArchive(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A relocatable Python that unpacks to `python/bin/python3`, as python-build-standalone's `install_only` archives.
+
+    `url` may hold {arch}.
+    """
+
+    url: str
+    sha256: str
+
+
+class GitSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A package built from one commit, where no release has what is needed."""
+
+    package: str
+    git: str
+    commit: str
+    subdirectory: str | None = None
+    env: Mapping[str, str] = {}  # of its build, e.g. TORCH_CUDA_ARCH_LIST
+
+
 class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An immutable Python environment: exact pins, built once under the hash of this entry.
 
     `sglang` names the flag table; `imports` are the modules that must load before the runtime counts as built.
-    `overrides` are installed last, over what the packages themselves ask for. `evidence`: addresses for `state`.
+    `overrides` are installed last, over what the packages themselves ask for, then `sources` are built, then `patches`
+    applied: unified diffs below site-packages. `evidence`: addresses for `state`.
     """
 
     sglang: str
     why: str
     packages: tuple[str, ...]
     python: str = "python3"
+    python_archive: PythonArchive | None = None  # instead of `python`
     index: PythonIndex = PythonIndex()
     dependencies: bool = True  # False: pip --no-deps, for a frozen list
     overrides: tuple[str, ...] = ()
+    sources: tuple[GitSource, ...] = ()
+    patches: tuple[str, ...] = ()
     imports: tuple[str, ...] = ("sglang",)
     state: Literal["recommended", "works", "unproven", "contradicted", "fails"] = "unproven"
     evidence: tuple[str, ...] = ()

@@ -10,7 +10,8 @@ _PART = re.compile(
     r"|^```sh name=(?P<name>[a-z-]+) (?P<kind>read-only|changes)(?P<host> host)?\n(?P<script>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-LAST = "Afterwards"  # its blocks tell whether the page has helped
+FIRST = "How bad is it?"  # its blocks tell whether anything is wrong
+LAST = "How to know that it worked"  # its blocks tell whether the page has helped
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ from runbooks import oncall
 from runbooks.engine.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("Are you being fooled?", "First", "Decide", "Fix", "Afterwards", "Wake whom")
+PARTS = (
+    "Are you being fooled?",
+    "How bad is it?",
+    "What to look at",
+    "What to do",
+    "How to know that it worked",
+    "When to wake whom",
+)
 TEXTS = {**{name: oncall.load(name).text for name in oncall.names()}}
 TEXTS |= {path.name: path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if path.exists()}
 _INLINE = re.compile(r"`(invoke [^`]+)`")

@@ -1,0 +1,110 @@
+"""`invoke docs`: the pages as a site that can be searched without a network, made by Sphinx (the extra `docs`)."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from runbooks import oncall
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.oncall.blocks import blocks
+from runbooks.paths import expand
+
+PORT = 8000
+MARK = "index.html"  # a folder that holds other things than a site is not written over
+
+
+def build(out: str) -> int:
+    """Write the site into a folder; what a site before left there is replaced."""
+    folder = expand(out)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists()):
+        raise UsageError(f"{out} holds something else than a site", next="invoke docs --out ANOTHER")
+    with tempfile.TemporaryDirectory(prefix="runbooks-docs-") as work:
+        write_sources(Path(work))
+        _generate(Path(work), folder)
+    print(f"{len(oncall.names())} pages in {folder}/{MARK}")
+    return 0
+
+
+def show(out: str) -> int:
+    """Build, then serve to this machine until Ctrl-C."""
+    build(out)
+    handler = partial(_Quiet, directory=str(expand(out)))
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), handler)
+    except OSError as error:
+        raise RunbookError(f"cannot listen on 127.0.0.1:{PORT}: {error.strerror or error}") from None
+    print(f"http://127.0.0.1:{PORT}/   Ctrl-C ends it", flush=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+def write_sources(folder: Path) -> None:
+    """The pages as Sphinx reads them: a block's attributes become a line above it, a page's name a link."""
+    rows = []
+    for name in oncall.names():
+        page = oncall.load(name)
+        (folder / f"{name}.md").write_text(linked(attributed(page.text)), encoding="utf-8")
+        rows.append(f"| [{page.title}]({name}.md) | {page.summary} |")
+    tree = ["```{toctree}", ":hidden:", "", *oncall.names(), "```", ""]
+    index = ["# What to do at 3 a.m.", "", "| page | when |", "|---|---|", *rows, "", *tree]
+    index += ["`invoke runbook PAGE` shows a page in a terminal; with `--run` it goes through it step by step.", ""]
+    (folder / "index.md").write_text("\n".join(index), encoding="utf-8")
+
+
+def attributed(text: str) -> str:
+    """Sphinx would show nothing of `name=back changes host`; a reader must know what changes something."""
+    for block in blocks(text):
+        kind = "changes something" if block.changes else "looks only"
+        where = "on the host" if block.on_host else "here"
+        fence = f"```sh name={block.name} {'changes' if block.changes else 'read-only'}{' host' * block.on_host}\n"
+        text = text.replace(fence, f"*{block.name}: {kind}, typed {where}*\n\n```sh\n")
+    return text
+
+
+def linked(text: str) -> str:
+    for name in oncall.names():
+        text = text.replace(f"page `{name}`", f"page [`{name}`]({name}.md)").replace(
+            f"or `{name}`", f"or [`{name}`]({name}.md)"
+        )
+    return text
+
+
+def _generate(sources: Path, out: Path) -> None:
+    try:
+        from sphinx.application import Sphinx
+        from sphinx.errors import SphinxError
+    except ImportError:
+        hint = "pip install 'glm-runbooks[docs]', or ./dev setup; the pages read as they are, too"
+        raise RunbookError("Sphinx is not installed", next=hint) from None
+    said = io.StringIO()
+    settings = {
+        "project": "GLM-5 runbooks",
+        "extensions": ["myst_parser"],
+        "html_theme": "alabaster",  # its own fonts and scripts: a browser fetches nothing from elsewhere
+        "html_show_sourcelink": False,
+        "html_copy_source": False,
+    }
+    with tempfile.TemporaryDirectory(prefix="runbooks-doctrees-") as trees:
+        try:
+            site = Sphinx(sources, None, out, trees, "html", settings, status=None, warning=said, warningiserror=True)
+            site.build(force_all=True)
+            code = site.statuscode
+        except SphinxError as error:
+            code, text = 1, str(error)
+            said.write(text)
+    if code:
+        raise RunbookError("the pages do not build", details=said.getvalue().splitlines()[:6])

@@ -1,0 +1,128 @@
+"""A look at each host every few seconds, side by side: a host that does not answer holds up no other."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from runbooks import paths
+from runbooks.canary.install import STATE
+from runbooks.engine.artefact import push_zipapp
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.step import quote
+from runbooks.watch.screen import Row, draw, plain_lines
+
+if TYPE_CHECKING:
+    from runbooks.engine.transport import Connection
+    from runbooks.session import Session
+
+DEADLINE = 15.0  # seconds for one look
+FASTEST = 1.0  # seconds between two
+
+
+@dataclass
+class Watched:
+    """What is known of one host. `error`: why the last look brought nothing."""
+
+    name: str
+    seen: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None
+    error: str = ""
+    looks: int = 0
+    new: threading.Event = field(default_factory=threading.Event)
+
+    def row(self) -> Row:
+        return Row(self.name, self.seen, self.before, self.error)
+
+
+def watch_hosts(session: Session, *, every: float, times: int, live: bool) -> int:
+    """Until Ctrl-C, or for so many looks. Exit code 1 where a host could not be looked at the last time."""
+    if not FASTEST <= every <= 3600:
+        raise UsageError(f"--every {every:g}: from {FASTEST:g} to 3600 seconds")
+    hosts = [Watched(name) for name in session.hosts]
+    stop = threading.Event()
+    for host in hosts:  # daemons: a host that hangs does not hold up the end
+        threading.Thread(target=_follow, args=(session, host, every, times, stop), daemon=True).start()
+    try:
+        if live and sys.stdout.isatty():
+            _screen(hosts, every, times)
+        else:
+            _lines(session, hosts, times)
+    except KeyboardInterrupt:
+        session.report.close()
+    finally:
+        stop.set()
+    return int(any(host.error for host in hosts))
+
+
+def look(conn: Connection, tool: str, port: int) -> dict[str, Any]:
+    """One exchange, a line each way."""
+    command = f"python3 {quote(tool)} {port} {paths.UNIT_NAME} {STATE}"
+    answer = conn.ask(command, deadline=DEADLINE)
+    try:
+        return dict(json.loads(answer.out))
+    except ValueError:
+        said = (answer.err or answer.out).strip().splitlines()
+        raise RunbookError("a look brought nonsense", host=conn.name, details=said[-2:]) from None
+
+
+def _follow(session: Session, host: Watched, every: float, times: int, stop: threading.Event) -> None:
+    while not stop.is_set() and not (times and host.looks >= times):
+        try:
+            with session.connect(host.name) as conn:
+                tool = push_zipapp(conn, "runbooks.watch.glance", "cli:main")
+                while not stop.is_set() and not (times and host.looks >= times):
+                    seen = look(conn, tool, session.loaded.inventory.server.port)
+                    host.before, host.seen, host.error = host.seen, seen, ""
+                    _told(host)
+                    stop.wait(every)
+        except RunbookError as error:
+            host.error = str(error).splitlines()[0]
+            _told(host)
+            stop.wait(every)  # and connect anew
+
+
+def _told(host: Watched) -> None:
+    host.looks += 1
+    host.new.set()
+
+
+def _done(hosts: list[Watched], times: int) -> bool:
+    return bool(times) and all(host.looks >= times for host in hosts)
+
+
+def _screen(hosts: list[Watched], every: float, times: int) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(), auto_refresh=False, screen=not times) as live:
+        while True:
+            live.update(draw([host.row() for host in hosts], every), refresh=True)
+            if _done(hosts, times):
+                return
+            for host in hosts:
+                host.new.clear()
+            until = time.monotonic() + 1  # the screen moves when something is new, and its clock every second
+            while time.monotonic() < until and not any(host.new.is_set() for host in hosts):
+                time.sleep(0.1)
+
+
+def _lines(session: Session, hosts: list[Watched], times: int) -> None:
+    """A line for each new look; with --json its values as well."""
+    told = dict.fromkeys((host.name for host in hosts), 0)
+    while True:
+        done = _done(hosts, times)
+        for host in hosts:
+            if host.looks > told[host.name]:
+                told[host.name] = host.looks
+                row = host.row()
+                first, *below = plain_lines(row)
+                level = "error" if row.error else "info"
+                session.report.emit("note", "\n".join([first, *below]), host=host.name, level=level, seen=host.seen)
+        if done:
+            return
+        time.sleep(0.1)
