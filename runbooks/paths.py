@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = "/opt/runbooks"
 RUNTIMES = f"{ROOT}/runtimes"  # <lock-hash>/{venv,cache}: built once, never changed
+PYTHONS = f"{ROOT}/pythons"  # unpacked archives, named by their digest
 RELEASES = f"{ROOT}/releases"  # numbered folders, each a whole definition of a running server
 CURRENT = f"{ROOT}/current"  # symlink to the release that serves
 TOOLS = f"{ROOT}/tools"  # pushed artefacts (canary, load generator), named by content

@@ -13,12 +13,16 @@ from runbooks.inventory.shape import FlashAttn, Runtime
 NO_PART_OF_IT = ("why", "index", "state", "evidence")
 """What says something about a runtime, and decides no byte of it."""
 
+LATER = ("overrides", "sources", "patches", "python_archive")
+"""Empty ones are left out of the hash: what was built before they existed keeps its name."""
+
 
 def runtime_path(runtime: Runtime, flash_attn: FlashAttn | None) -> str:
     """The folder of a runtime with flash-attn, or, with None (or a flash-attn that is not enabled), without it."""
     pinned = {name: value for name, value in msgspec.to_builtins(runtime).items() if name not in NO_PART_OF_IT}
-    if not pinned["overrides"]:
-        del pinned["overrides"]
+    for name in LATER:
+        if not pinned[name]:
+            del pinned[name]
     if flash_attn is not None and flash_attn.enabled:
         pinned["flash-attn"] = [flash_attn.version, flash_attn.archs]
     digest = hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()

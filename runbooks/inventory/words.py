@@ -69,6 +69,14 @@ TEXTS = (
     Text("**.index.trusted_hosts.*", _HOST, "HOST or HOST:PORT"),
     Text("runtimes.*.packages.*", _PIP, "a pip requirement, NAME==VERSION"),
     Text("runtimes.*.overrides.*", _PIP, "a pip requirement, NAME==VERSION"),
+    Text("runtimes.*.python_archive.url", r"(https?|file)://[^\s\"'`\\#&$<>|]+", "an http(s) or file address"),
+    Text("runtimes.*.python_archive.sha256", r"[0-9a-f]{64}", "64 hex digits in lower case"),
+    Text("runtimes.*.sources.*.package", r"[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a Python package"),
+    Text("runtimes.*.sources.*.git", r"(https?|ssh|file)://[^\s\"'`\\#&$<>|@]+", "the address of a git repository"),
+    Text("runtimes.*.sources.*.commit", r"[0-9a-f]{40}", "a whole commit, 40 hex digits"),
+    Text("runtimes.*.sources.*.subdirectory", r"[A-Za-z0-9_][A-Za-z0-9_./-]*", "a folder of the repository"),
+    Text("runtimes.*.sources.*.env.*", _LINE, "one line"),
+    Text("runtimes.*.patches.*", r"(?s)(diff |--- ).*\n", "a unified diff, which ends with a line feed"),
     Text("runtimes.*.imports.*", rf"{_NAME}(\.{_NAME})*", "the name of a Python module"),
     Text("runtimes.*.env.*", _LINE, "one line"),
     Text("groups.*.gateway.packages.*", _PIP, "a pip requirement, NAME==VERSION"),
@@ -92,6 +100,7 @@ TEXTS = (
     Text("proxy", _URL, "an http(s) address"),
 )
 KEYS = (
+    Text("runtimes.*.sources.*.env.*", _NAME, "the name of an environment variable"),
     Text("runtimes.*.env.*", _NAME, "the name of an environment variable"),
     Text("profiles.*.env.*", _NAME, "the name of an environment variable"),
     Text("driver.module_options.*", r"[A-Za-z0-9_-]+", "a file's name below /etc/modprobe.d, without .conf"),
@@ -118,7 +127,11 @@ NUMBERS = (
     Number("bench.window", above=0, most=86400),
     Number("bench.reference.*", above=0),
 )
-PLACES = ("driver.repository.url", "driver.repository.key_url")  # which may hold {os} and {arch}
+PLACES = (  # which may hold {os} and {arch}
+    "driver.repository.url",
+    "driver.repository.key_url",
+    "runtimes.*.python_archive.url",
+)
 
 
 def check_words(document: Document) -> None:

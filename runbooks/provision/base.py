@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Step, shell
 from runbooks.inventory.shape import Inventory, Runtime
+from runbooks.provision import interpreter
 from runbooks.steps.checks import DiskFree, OperatingSystem
 from runbooks.steps.files import Directory, File
 from runbooks.steps.kernel import Sysctl
 from runbooks.steps.packages import AptMirror, Packages, TimersRun, install
 from runbooks.steps.services import User
-
-OLDEST_PYTHON = (3, 11)  # of SGLang 0.5.23; Ubuntu 22.04 has 3.10, and 3.11 in universe
 
 TOOLS = (
     "ca-certificates", "curl", "kmod", "pciutils", "procps", "python3", "python3-dev", "python3-venv",
@@ -38,13 +36,14 @@ def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
         *_proxy(inventory.proxy),
         *mirror,
         TimersRun(),
-        Packages(names=(*TOOLS, *python_packages(facts, runtime))),
+        Packages(names=(*TOOLS, *_of_runtime(facts, runtime))),
     ]
     settings: list[Step] = [
         User(name=inventory.server.user, home=paths.STATE),
         Directory(path=paths.ROOT),
         Directory(path=paths.STATE),
         Directory(path=paths.WHEELS),
+        *interpreter.archived(facts, runtime, proxy=inventory.proxy),
         _limits(),
         *_kernel_settings(facts),
     ]
@@ -72,20 +71,10 @@ def _proxy(proxy: str | None) -> list[Step]:
     return [File(path="/etc/apt/apt.conf.d/51runbooks-proxy", content=content)]
 
 
-def interpreter(facts: Facts, runtime: Runtime) -> str:
-    """The runtime's Python on this host: `python3`, unless the system's own is too old for SGLang."""
-    version = tuple(int(part) for part in facts.python.split(".") if part.isdigit())
-    if runtime.python != "python3" or not version or version >= OLDEST_PYTHON:
-        return runtime.python
-    return f"python{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}"
-
-
-def python_packages(facts: Facts, runtime: Runtime) -> tuple[str, ...]:
-    """Of a Python beside the system's own; a path is somebody else's to keep (uv, a folder of the site)."""
-    name = interpreter(facts, runtime)
-    if not re.fullmatch(r"python3\.[0-9]+", name) or name == f"python{facts.python}":
-        return ()
-    return (name, f"{name}-dev", f"{name}-venv")
+def _of_runtime(facts: Facts, runtime: Runtime) -> tuple[str, ...]:
+    """What building this runtime takes beyond the usual tools."""
+    by_hand = (*(["git"] if runtime.sources else []), *(["patch"] if runtime.patches else []))
+    return (*interpreter.packages(facts, runtime), *by_hand)
 
 
 def _limits() -> File:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from runbooks import paths
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote
+from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
-from runbooks.provision.base import interpreter
+from runbooks.provision.interpreter import interpreter
 from runbooks.steps import ask
 from runbooks.steps.build import BuiltOnce, is_there
 from runbooks.steps.explain import BUILD, PIP, explain
@@ -124,7 +124,12 @@ class Wheel:
         return self._build().mark
 
     def questions(self) -> tuple[Question, ...]:
-        return (*self._build().questions(), self.failure)
+        return (*self._build().questions(), self.failure, self._file)
+
+    @property
+    def _file(self) -> Question:
+        """Its name tells Python, ABI and platform, so it is not known before it is built."""
+        return shell(f"ls -- {quote(self.folder)}/*.whl 2>/dev/null")
 
     def plan(self, answers: Answers) -> Change | Verdict | None:
         flash = self.inventory.flash_attn
@@ -145,6 +150,8 @@ class Wheel:
                 next=f"to try again: rm -r {self.folder}, then invoke provision --tags flash-attn,runtime",
                 page="flash-attn-build",
             )
+        if is_there(answers[self.mark]) and not answers[self._file].get("out"):
+            return self._build().build("again: its file is gone")
         return self._build().plan(answers)
 
     def _build(self) -> BuiltOnce:
@@ -153,7 +160,7 @@ class Wheel:
             name=self.id,
             folder=self.folder,
             recipe=self._recipe(jobs),
-            shown=(f"for sm_{self.inventory.flash_attn.archs}, {jobs} compilers side by side",),
+            shown=(f"for sm_{self.inventory.flash_attn.archs}, {_side_by_side(jobs)}",),
             limit=4 * 3600,
             page="flash-attn-build",
         )
@@ -182,6 +189,10 @@ export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
 {venv}/bin/python -c {quote(_CALL)}
 trap - EXIT
 rm -rf -- {venv} "$FOLDER/failed\""""
+
+
+def _side_by_side(jobs: int) -> str:
+    return f"{jobs} compilers side by side" if jobs > 1 else "one compiler after the other"
 
 
 def cause(log: list[str]) -> str:

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote
+from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.runtimes import runtime_path, runtime_paths
-from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
-from runbooks.provision.base import interpreter
-from runbooks.provision.flash_attn import Wheel
+from runbooks.inventory.shape import GitSource, Inventory, PythonIndex, Runtime
+from runbooks.provision.flash_attn import Wheel, max_jobs
+from runbooks.provision.interpreter import interpreter
 from runbooks.sglang.flags import table
 from runbooks.steps import ask
 from runbooks.steps.build import BuiltOnce, is_there
@@ -37,17 +37,27 @@ class Built:
         return f"runtime sglang {self.runtime.sglang}"
 
     def questions(self) -> tuple[Question, ...]:
-        if not self.inventory.flash_attn.enabled:
-            return self._build(with_wheel=False).questions()
-        builds = (self._build(with_wheel=True), self._build(with_wheel=False))
-        return (
-            self._wheel.mark,
-            self._wheel.failure,
-            *(question for build in builds for question in build.questions()),
-        )
+        wheel = (self._wheel.mark, self._wheel.failure) if self.inventory.flash_attn.enabled else ()
+        kinds = (True, False) if self.inventory.flash_attn.enabled else (False,)
+        builds = [self._build(with_wheel=kind) for kind in kinds]
+        return (*wheel, *(question for build in builds for question in (*build.questions(), whole(build.folder))))
 
-    def plan(self, answers: Answers) -> Change | None:
-        return self._build(with_wheel=self._wants_wheel(answers)).plan(answers)
+    def plan(self, answers: Answers) -> Change | Verdict | None:
+        """What a server runs from is left alone, damaged or not: it goes on with what it has loaded."""
+        build = self._build(with_wheel=self._wants_wheel(answers))
+        change = build.plan(answers)
+        users, *lost = str(answers[whole(build.folder)].get("out") or "").splitlines() or [""]
+        if change is None and lost:
+            change = build.build(f"again: {len(lost)} files are gone or changed, as {lost[0]}")
+        if change is None or not users:
+            return change
+        return Verdict(
+            ok=False,
+            line="the runtime is damaged, and a server runs from it: it is built again once that is stopped",
+            details=(change.diff[0].line, f"{build.folder}, in use by pid {users}"),
+            next="systemctl stop sglang, then invoke provision --tags runtime and invoke deploy",
+            page="deploy-failed",
+        )
 
     def _wants_wheel(self, answers: Answers) -> bool:
         """Without the wheel only where its build was tried and failed: not built yet is no reason, nor lost since."""
@@ -85,10 +95,12 @@ class Built:
         lines = [make_venv(venv, interpreter(self.facts, runtime)), install]
         if runtime.overrides:
             lines.append(pip(venv, "install", ["--no-deps", *runtime.overrides], runtime.index, proxy=proxy))
+        lines += [self._from_source(venv, source) for source in runtime.sources]
         if with_wheel:
             lines.append(f"""\
 ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --tags flash-attn,runtime'; exit 1; }}
 {pip(venv, "install", ["--no-deps"], PythonIndex(only=True))} {wheel}""")
+        lines += [_patched(venv, number, patch) for number, patch in enumerate(runtime.patches, 1)]
         modules = [*runtime.imports, *(["flash_attn"] if with_wheel else [])]
         user = self.inventory.server.user
         lines += [
@@ -98,8 +110,22 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
             f'mkdir -- "$FOLDER/cache"\nchown {quote(user)}: "$FOLDER/cache"',
             f'printf %s {quote(self._why(with_wheel=with_wheel))} >"$FOLDER/why.txt"',
             f'printf %s {quote(env_lines(runtime.env))} >"$FOLDER/env"',
+            f'(cd -- {venv} && {_FILES}) >"$FOLDER/files.txt"',
         ]
         return explained("\n".join(lines), RUNTIME)
+
+    def _from_source(self, venv: str, source: GitSource) -> str:
+        """One commit, with the toolkit at hand: what is built so is kernels, most often."""
+        place = f"#subdirectory={source.subdirectory}" if source.subdirectory else ""
+        requirement = f"{source.package} @ git+{source.git}@{source.commit}{place}"
+        cuda, proxy = self.inventory.cuda.home, self.inventory.proxy
+        jobs = max_jobs(self.facts.cores, self.facts.memory_bytes)
+        env = {"CUDA_HOME": cuda, "MAX_JOBS": str(jobs)} | ({"https_proxy": proxy} if proxy else {}) | dict(source.env)
+        words = " ".join(quote(f"{key}={value}") for key, value in env.items())
+        install = pip(venv, "install", ["--no-deps", "--force-reinstall", requirement], self.runtime.index, proxy=proxy)
+        return f"""\
+echo {quote(f"building {source.package} from {source.git} at {source.commit[:12]}")}
+( export {words} PATH={quote(cuda + "/bin")}:"$PATH"; {install} )"""
 
     def _why(self, *, with_wheel: bool) -> str:
         runtime = self.runtime
@@ -107,6 +133,35 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
 
     def _extra(self, with_wheel: bool) -> str:
         return f"with flash-attn {self.inventory.flash_attn.version}" if with_wheel else "without flash-attn"
+
+
+_FILES = r"LC_ALL=C find . -name __pycache__ -prune -o -type f -printf '%s %P\n' | LC_ALL=C sort"
+
+
+def whole(folder: str) -> Question:
+    """The processes that run from a runtime that is damaged; then its files that are gone or of another size.
+
+    Nothing where it is whole, or was built before its files were listed.
+    """
+    script = f"""\
+cd -- {quote(folder + "/venv")} 2>/dev/null && [ -e ../files.txt ] || lost=unlisted
+[ -n "${{lost-}}" ] || lost=$({_FILES} | LC_ALL=C comm -13 - ../files.txt | cut -d ' ' -f 2- | head -n 5)
+[ -n "$lost" ] && [ -d {quote(folder)} ] || exit 0
+{{ grep -lsF -- {quote(f" {folder}/venv/")} /proc/[0-9]*/maps
+   grep -lszE -- {quote(f"^{re.escape(folder)}/venv/")} /proc/[0-9]*/cmdline
+}} | cut -d / -f 3 | sort -un | tr '\n' ' '
+echo
+[ "$lost" = unlisted ] || printf '%s\\n' "$lost"
+"""
+    return shell(script, deadline=60)
+
+
+def _patched(venv: str, number: int, patch: str) -> str:
+    """A patch that fits only roughly is refused: it was made for another version."""
+    return f"""\
+echo 'patch {number}'
+printf %s {quote(patch)} | patch -p1 --fuzz=0 --forward --batch -d "$(echo {venv}/lib/python3*/site-packages)" ||
+  {{ echo 'patch {number} of the runtime does not fit these packages'; exit 1; }}"""
 
 
 def _checked(venv: str, runtime: Runtime) -> str:

@@ -41,10 +41,12 @@ class BuiltOnce:
         return (self.mark, *(ask.path(f"{self.folder}/{kept}") for kept in self.keeps))
 
     def plan(self, answers: Answers) -> Change | None:
+        if not is_there(answers[self.mark]):
+            return self.build(f"new, {self.folder}")
         lost = [kept for kept in self.keeps if answers[ask.path(f"{self.folder}/{kept}")].get("type") is None]
-        if is_there(answers[self.mark]) and not lost:
-            return None
-        why = f"again: {', '.join(lost)} is gone" if is_there(answers[self.mark]) else f"new, {self.folder}"
+        return self.build(f"again: {', '.join(lost)} is gone") if lost else None
+
+    def build(self, why: str) -> Change:
         script = f"""\
 FOLDER={quote(self.folder)}
 {make_parents(self.folder)}

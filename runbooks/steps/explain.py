@@ -309,7 +309,8 @@ rb_why() {{
   [ "$rb_rc" -ne 0 ] || exit 0
   awk '/^::rb:: begin /{{n=0}} {{l[n++]=$0}} END{{for(i=(n>400?n-400:0);i<n;i++)print l[i]}}' "$JOB/log" >"$JOB/end"
   make_log=$(grep -oE '/var/lib/dkms/[^ ]*/make\\.log' "$JOB/end" | tail -n 1)
-  [ -z "$make_log" ] || grep -E 'error|fatal|No rule' "$make_log" | head -n 3 | sed 's/^/make.log: /'
+  [ -z "$make_log" ] || grep -E ' error: |fatal error|No rule to make|[*]{{3}} .*Error' "$make_log" |
+    head -n 3 | cut -c 1-300 | sed 's/^/make.log: /'
   rb_if() {{ if grep -qiE -- "$1" "$JOB/end"; then printf 'why: %s\\n' "$2"; exit "$rb_rc"; fi; }}
   {causes}
   exit "$rb_rc"

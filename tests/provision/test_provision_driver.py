@@ -14,9 +14,10 @@ from runbooks.engine.step import Change, State, Step, Verdict
 from runbooks.inventory import Loaded, load
 from runbooks.inventory.shape import Gpus
 from runbooks.provision import stages
-from runbooks.provision.base import ClockSynchronised, interpreter, python_packages
+from runbooks.provision.base import ClockSynchronised
 from runbooks.provision.cards import FIELDS, CardState, Peers, Xids, read_peers
 from runbooks.provision.driver import pin
+from runbooks.provision.interpreter import interpreter, packages
 from runbooks.steps.nvidia import CudaKnows, ModulesBuilt, OneOrigin, SecureBoot
 from runbooks.steps.packages import Absent, AptMirror, OneSource
 from tests.provision.test_provision_stages import DEBIAN, UBUNTU, every_step
@@ -221,4 +222,4 @@ def test_every_system_has_its_repository_and_a_python_that_is_new_enough(
     runtime = loaded.runtime_for("glm5-a")
     assert interpreter(facts, runtime) == runtime_python
     brings = () if runtime_python == "python3" else ("python3.11", "python3.11-dev", "python3.11-venv")
-    assert python_packages(facts, runtime) == brings
+    assert packages(facts, runtime) == brings

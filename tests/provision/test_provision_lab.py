@@ -120,13 +120,25 @@ DAMAGE = {
         ["unit nvidia-persistenced.service"],
     ),
     "the venv": ("rm $(echo /opt/runbooks/runtimes/*/venv/bin/python)", ["runtime sglang 0.5.23"]),
+    "the wheel's file": ("rm /var/lib/runbooks/wheels/*/*.whl", ["flash-attn 2.8.3.post2 wheel"]),
+    "a package of the venv": (
+        "rm -r /opt/runbooks/runtimes/*/venv/lib/python3*/site-packages/torch",
+        ["runtime sglang 0.5.23"],
+    ),
     "the wheel": ("rm -r /var/lib/runbooks/wheels/*", ["flash-attn 2.8.3.post2 wheel"]),
     "half a build": ("rm /opt/runbooks/runtimes/*/built", ["runtime sglang 0.5.23"]),
     "a package": ("dpkg -r --force-depends numactl", ["packages ca-certificates curl kmod pciutils and 7 more"]),
 }
 
 
-SLOW = ("the venv", "the wheel", "half a build", "a package")  # build something again
+SLOW = (
+    "the venv",
+    "the wheel",
+    "the wheel's file",
+    "a package of the venv",
+    "half a build",
+    "a package",
+)  # build something again
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def states_for_runtime(step: Any, *, mark: bool = False, failed: str = "") -> di
     found: dict[Question, State] = dict(blank(step)) | {question: {} for question in wheel.questions()}
     if mark:
         found[wheel.mark] = {"type": "file"}
+        found[wheel._file] = {"out": f"{wheel.folder}/flash_attn.whl"}
     if failed:
         found[wheel.failure] = {"type": "file", "text": f"{failed}\nlast line: nvcc error : died due to signal 11\n"}
     return found

@@ -1,0 +1,144 @@
+"""A runtime: what it is built of besides wheels, and what becomes of one that is damaged."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from runbooks.engine.step import Change, Question, State, Verdict
+from runbooks.inventory import Loaded, load
+from runbooks.inventory.runtimes import runtime_path
+from runbooks.inventory.shape import GitSource, PythonArchive, Runtime
+from runbooks.provision import stages
+from runbooks.provision.interpreter import archived, interpreter
+from runbooks.provision.runtime import _patched, whole
+from tests.provision.test_provision_stages import UBUNTU, every_step
+
+COMMIT = "15a2459" + "0" * 33
+SOURCE = GitSource(
+    package="flashinfer-python", git="https://git.example/flashinfer", commit=COMMIT, env={"FLASHINFER_ARCH": "12.0"}
+)
+PATCH = "--- a/sglang/x.py\n+++ b/sglang/x.py\n@@ -1 +1 @@\n-old\n+new\n"
+PLAIN = Runtime(sglang="0.5.23", why="w", packages=("sglang==0.5.23",))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return load(Path(__file__).parents[2] / "inventory.yaml")
+
+
+def built(loaded: Loaded, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """The step of a runtime with `more`, and all steps of its host."""
+    spec = msgspec.structs.replace(loaded.runtime_for("glm5-a"), **more)
+    inventory = msgspec.structs.replace(loaded.inventory, runtimes={"sglang-0.5.23": spec})
+    found = every_step(stages(UBUNTU, replace(loaded, inventory=inventory), "glm5-a"))
+    return found["runtime sglang 0.5.23"], dict(found)
+
+
+def answers(step: Any, said: str, *, mark: bool) -> dict[Question, State]:
+    """Of a host whose runtime is built (or not), and on which the look at its files said this."""
+    there: dict[Question, State] = {}
+    for question in step.questions():
+        there[question] = {"type": "file"} if mark and question.kind.name == "paths" else {}
+    return there | {whole(folder): {"out": said} for folder in step.folders}
+
+
+def test_what_is_built_from_a_commit_and_patched(loaded: Loaded) -> None:
+    step, found = built(loaded, sources=(SOURCE,), patches=(PATCH,))
+    change = step.plan(answers(step, "", mark=False))
+    assert f"'flashinfer-python @ git+https://git.example/flashinfer@{COMMIT}'" in change.script
+    assert "export CUDA_HOME=/usr/local/cuda MAX_JOBS=64 FLASHINFER_ARCH=12.0" in change.script
+    assert change.script.index("git+https") < change.script.index("patch -p1") < change.script.index("import sglang")
+    assert subprocess.run(["sh", "-n"], input=change.script, text=True, check=False).returncode == 0
+    names = next(step.names for name, step in found.items() if name.startswith("packages ca-certificates"))
+    assert {"git", "patch"} <= set(names)
+
+
+def test_a_source_and_a_patch_are_part_of_the_name() -> None:
+    archive = PythonArchive(url="https://x.example/p.tar.gz", sha256="a" * 64)
+    kinds: list[dict[str, Any]] = [{}, {"sources": (SOURCE,)}, {"patches": (PATCH,)}, {"python_archive": archive}]
+    assert len({runtime_path(msgspec.structs.replace(PLAIN, **kind), None) for kind in kinds}) == 4
+
+
+def test_a_patch_fits_exactly_or_stops_the_build(tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "sglang"
+    package.mkdir(parents=True)
+    (package / "x.py").write_text("old\n")
+    script = _patched(str(tmp_path), 1, PATCH)
+    assert subprocess.run(["sh", "-ec", script], capture_output=True, check=False).returncode == 0
+    assert (package / "x.py").read_text() == "new\n"
+    again = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
+    assert (again.returncode, "patch 1 of the runtime does not fit" in again.stdout) == (1, True)
+
+
+def look(folder: Path) -> list[str]:
+    done = subprocess.run(["sh", "-c", whole(str(folder)).key], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_file_that_is_gone_is_found(tmp_path: Path) -> None:
+    """The real script: what was built before files were listed, or not at all, is no damage; nor is a __pycache__."""
+    assert look(tmp_path / "absent") == []
+    folder = tmp_path / "runtime"
+    (folder / "venv" / "torch").mkdir(parents=True)
+    for name in ("a.py", "torch/b.so"):
+        (folder / "venv" / name).write_text("12345")
+    assert look(folder) == [""]
+    (folder / "files.txt").write_text("5 a.py\n5 torch/b.so\n")
+    (folder / "venv" / "__pycache__").mkdir()
+    (folder / "venv" / "__pycache__" / "a.pyc").write_text("x")
+    assert look(folder) == []
+    (folder / "venv" / "torch" / "b.so").write_text("123")
+    (folder / "venv" / "a.py").unlink()
+    assert look(folder) == ["", "a.py", "torch/b.so"]
+    python = folder / "venv" / "bin" / "python"
+    python.parent.mkdir()
+    shutil.copy("/bin/sleep", python)
+    with subprocess.Popen([python, "60"]) as server:
+        assert look(folder) == [f"{server.pid} ", "a.py", "torch/b.so"]
+        server.kill()
+
+
+def test_a_damaged_runtime_is_built_again_unless_a_server_runs_from_it(loaded: Loaded) -> None:
+    step, _ = built(loaded)
+    assert step.plan(answers(step, "", mark=True)) is None
+    change = step.plan(answers(step, "\na.py\ntorch/b.so", mark=True))
+    assert isinstance(change, Change)
+    assert change.diff[0].line == "again: 2 files are gone or changed, as a.py"
+    verdict = step.plan(answers(step, "4711 4712\na.py", mark=True))
+    assert isinstance(verdict, Verdict)
+    assert not verdict.ok
+    assert "in use by pid 4711 4712" in verdict.details[1]
+    assert step.plan(answers(step, "4711 4712", mark=True)) is None  # built before files were listed
+
+
+def test_a_python_from_a_mirror(loaded: Loaded, tmp_path: Path) -> None:
+    """The archive is checked and unpacked where the runtime then looks for its interpreter."""
+    home = tmp_path / "python" / "bin"
+    home.mkdir(parents=True)
+    (home / "python3").write_text('#!/bin/sh\nexec /usr/bin/env python3 "$@"\n')
+    (home / "python3").chmod(0o755)
+    archive = tmp_path / "python-x86_64.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", tmp_path, "python"], check=True)
+    digest = subprocess.run(["sha256sum", archive], capture_output=True, text=True, check=True).stdout.split()[0]
+    spec = PythonArchive(url=f"file://{tmp_path}/python-{{arch}}.tar.gz", sha256=digest)
+    runtime = msgspec.structs.replace(PLAIN, python_archive=spec)
+    place = f"/opt/runbooks/pythons/{digest[:12]}"
+    assert interpreter(UBUNTU, runtime) == f"{place}/python/bin/python3"
+    (step,) = archived(UBUNTU, runtime, proxy=None)
+    change = step.plan({question: {} for question in step.questions()})
+    assert isinstance(change, Change)
+    script = re.sub("/opt/runbooks", str(tmp_path / "opt"), change.script)
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "opt" / "pythons" / digest[:12] / "built").exists()
+    step, found = built(loaded, python_archive=spec)
+    assert f"{place}/python/bin/python3 -m venv" in step.plan(answers(step, "", mark=False)).script
+    assert "python of the runtime" in found
