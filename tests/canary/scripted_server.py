@@ -36,8 +36,11 @@ class Asked:
 
 
 def healthy(asked: Asked) -> str:
-    """The right answer."""
-    tail = asked.text[:100] + asked.text[-200:]
+    return right_answer(asked.text)
+
+
+def right_answer(text: str) -> str:
+    tail = text[:100] + text[-200:]
     if "2+2" in tail:
         return "2+2 equals 4."
     if "secret number" in tail:

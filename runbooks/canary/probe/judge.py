@@ -184,7 +184,7 @@ def _text(reply: Reply, expect: Expect) -> Iterator[Finding]:
     yield from _letters(text, expect, shown)
     if reply.thinking_still:
         yield Finding(
-            "still-thinking", NOTE, f"it was asked not to think, and its tokens ended before the answer: {shown!r}"
+            "still-thinking", NOTE, f"its tokens went into thinking, and ended before the answer did: {shown!r}"
         )
     elif expect.answer and not any(
         re.search(pattern, reply.content or text, re.IGNORECASE) for pattern in expect.answer

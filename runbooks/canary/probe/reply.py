@@ -67,11 +67,9 @@ class Reply:
 
     @property
     def thinking_still(self) -> bool:
-        """It thinks although it was asked not to, and its tokens ended before the answer began."""
-        if self.content.strip() and not _THINKS.match(self.content):
-            return False
-        inside = self.reasoning or (_THINKS.match(self.content) and "</think>" not in self.content)
-        return bool(inside) and self.finish_reason != "stop"
+        """It spent its tokens on thinking, so that they ended before its answer did."""
+        thinks = self.reasoning or _THINKS.match(self.content)
+        return bool(thinks) and self.finish_reason == "length"
 
     @property
     def length(self) -> int:
