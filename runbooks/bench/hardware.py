@@ -37,16 +37,17 @@ def read(folder: Path) -> list[list[Any]]:
     return found
 
 
-def within(rows: Sequence[Sequence[Any]], begin: int, end: int) -> dict[str, Any] | None:
-    """Of one window (perf_counter_ns): means over time and cards, sums over cards where it says total.
+def within(rows: Sequence[Sequence[Any]], windows: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+    """Of the windows of a point (perf_counter_ns): means over time and cards, sums over cards where it says total.
 
     `watts` and `link_mb_s` (received and sent) are totals over all cards; `sm_mhz`, `sm_mhz_low` (the slowest card),
     `memory_mhz`, `busy` (0 to 1), `degrees` (the hottest) are of a card; `throttled` is reason -> share of samples.
     """
-    cards = [row for row in rows if row[0] == "card" and begin <= row[1] <= end]
+    within = [row for row in rows if any(begin <= row[1] <= end for begin, end in windows)]
+    cards = [row for row in within if row[0] == "card"]
     if not cards:
         return None
-    links = [row for row in rows if row[0] == "link" and begin <= row[1] <= end]
+    links = [row for row in within if row[0] == "link"]
     busy = _mean(row[7] for row in cards)
     masks = [row[8] for row in cards if row[8] is not None]
     shares = {name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in REASONS.items() if masks}

@@ -23,7 +23,7 @@ import msgspec
 from runbooks.bench import hardware, measured
 from runbooks.bench.ceiling import Ceiling, gpu_named
 from runbooks.bench.loadgen import rawlog
-from runbooks.bench.loadgen.metrics import point_of
+from runbooks.bench.loadgen.summary import points_of
 from runbooks.bench.measured import Collectives, Unusable
 from runbooks.bench.validity import Limits, faults
 from runbooks.bench.verdict import Verdict, judge
@@ -70,14 +70,12 @@ def assess(folder: Path) -> BenchResult:
     ceiling = ceiling_of(run)
     limits = Limits.of(run["loadgen"].get("server_info_before") or {})
     points, samples = [], hardware.read(folder)
-    for log in sorted((folder / "raw").glob("*.bin")):
-        blocks = list(rawlog.decode(log.read_bytes()))
-        point = point_of(blocks)
-        point["hardware"] = hardware.within(samples, *_window(blocks))
+    logs = sorted((folder / "raw").glob("*.bin"))
+    for point in points_of((log.name, rawlog.decode(log.read_bytes())) for log in logs):
+        point["hardware"] = hardware.within(samples, point["windows"])
         point["faults"] = faults(point, limits, ceiling)
         point["valid"] = not point["faults"]
         point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
-        point["log"] = log.name
         points.append(point)
     told = measured.read(folder)
     verdict = judge(
@@ -89,12 +87,6 @@ def assess(folder: Path) -> BenchResult:
         collectives=_collectives(told, ceiling, limits) if told else None,
     )
     return BenchResult(folder, run, tuple(points), verdict, ceiling, told)
-
-
-def _window(blocks: list[rawlog.Block]) -> tuple[int, int]:
-    """perf_counter_ns of the host at both ends of the window."""
-    begin, end = next(meta["window"] for meta, _ in blocks if meta["kind"] == "point")
-    return begin, end
 
 
 def _collectives(told: Mapping[str, Any], ceiling: Ceiling | None, limits: Limits) -> Collectives | Unusable | None:

@@ -33,13 +33,13 @@ def test_a_window_takes_its_own_rows(tmp_path: Path) -> None:
     rows += [["link", at, card, 10.0, 20.0] for at in (12, 99) for card in (0, 1)]
     text = "".join(json.dumps(row) + "\n" for row in rows) + '["card", 3'
     (tmp_path / hardware.FILE).write_text(text)
-    found = hardware.within(hardware.read(tmp_path), 11, 20)
+    found = hardware.within(hardware.read(tmp_path), [(11, 20)])
     assert found is not None
     assert (found["cards"], found["samples"], found["watts"]) == (2, 20, 201.0)
     assert (found["sm_mhz"], found["sm_mhz_low"], found["degrees"], found["busy"]) == (1975.0, 1950.0, 61.0, 0.9)
     assert found["throttled"] == {"software power cap": 0.5}
     assert found["link_mb_s"] == 60.0
-    assert hardware.within(hardware.read(tmp_path), 30, 40) is None
+    assert hardware.within(hardware.read(tmp_path), [(30, 40)]) is None
     assert hardware.read(tmp_path / "nowhere") == []
 
 

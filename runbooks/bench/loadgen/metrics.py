@@ -1,10 +1,10 @@
-"""The numbers of one point, each defined once. Everything is computed from the raw log, so it can be computed again.
+"""The numbers of a point, each defined once. Everything is computed from the raw log, so it can be computed again.
 
-TTFT    request sent -> the first read that brought a token. A chunk with a role and no text is not a token.
+TTFT    start -> the first read that brought a token. A chunk with a role and no text is not a token.
 ITL     time between two reads that brought tokens to one stream: the pause that a reader sees.
-TPOT    (last token - first token) / (tokens - 1), of one request.
-E2E     request sent -> last token.
-        TTFT: requests sent in the window. ITL: pauses that end in it. TPOT, E2E: full-length requests that end in it.
+TPOT    (last token - first read that brought tokens) / (tokens after that read), of one request.
+E2E     start -> last token. The start is the moment of sending; in an open loop, the moment that was intended.
+        TTFT: requests started in the window. ITL: pauses that end in it. TPOT, E2E: whole requests that end in it.
 tok/s   output tokens that came within the window, by its length: prefill pauses included ("end to end").
         Tokens between two reads are spread evenly over the time between them, so a border may cut a step in two.
 step    time a token in one stream, between reads that both fall in one stretch in which all N slots were decoding: pure
@@ -16,16 +16,12 @@ decode  N / step: sustained decode. Per user: 1 / step.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
-from .rawlog import Block
-from .records import Request, request_of
+from .records import Request
 
-BATCHES = 10
-T95 = 2.262  # Student's t, 97.5 %, 9 degrees of freedom: ten batches
+BATCHES = 10  # of each window
 
 Span = tuple[int, int]
 
@@ -87,21 +83,20 @@ def full_spans(requests: Sequence[Request], slots: int, window: Span) -> list[Sp
     return spans
 
 
-def rate_over(requests: Sequence[Request], window: Span) -> tuple[float, float | None]:
-    """tok/s over the window, and the half width of its 95 % interval from ten batches (None: too little to say)."""
+def batch_rates(requests: Sequence[Request], window: Span) -> list[float]:
+    """tok/s of each of ten equal parts of the window; empty when there is too little to say anything of a part."""
     width = (window[1] - window[0]) / BATCHES
     if width <= 0:
-        return 0.0, None
+        return []
     edges = [window[0] + round(width * i) for i in range(BATCHES + 1)]
     counts = [
-        sum(tokens_between(r, low, high) for r in requests if _touches(r, low, high)) for low, high in pairwise(edges)
+        sum(tokens_between(r, low, high) for r in requests if touches(r, low, high)) for low, high in pairwise(edges)
     ]
-    rates = [count / width * 1e9 for count in counts]
-    return sum(rates) / BATCHES, half_width(rates) if min(counts) >= 1 else None
+    return [count / width * 1e9 for count in counts]
 
 
-def step_time(requests: Sequence[Request], spans: Sequence[Span]) -> tuple[float | None, float | None]:
-    """ns a token of one stream while all slots decode, and the half width of its 95 % interval."""
+def step_batches(requests: Sequence[Request], spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """(ns, tokens) of one stream while all slots decode: ten sums, in the order of time; fewer where steps are few."""
     steps: list[tuple[int, int, int]] = []  # (moment, ns, tokens)
     for request in requests:
         at = 0
@@ -112,194 +107,28 @@ def step_time(requests: Sequence[Request], spans: Sequence[Span]) -> tuple[float
                 break
             if spans[at][0] <= before:
                 steps.append((after, after - before, then - known))
-    if not steps:
-        return None, None
     steps.sort()
-    size = len(steps) / BATCHES
-    batches = [steps[round(i * size) : round((i + 1) * size)] for i in range(BATCHES)]
-    mean = sum(time for _, time, _ in steps) / sum(tokens for _, _, tokens in steps)
-    if min(len(batch) for batch in batches) < 2:
-        return mean, None
-    return mean, half_width([sum(t for _, t, _ in batch) / sum(n for _, _, n in batch) for batch in batches])
+    parts = BATCHES if len(steps) >= 2 * BATCHES else min(1, len(steps))
+    size = len(steps) / max(1, parts)
+    batches = [steps[round(i * size) : round((i + 1) * size)] for i in range(parts)]
+    return [(sum(t for _, t, _ in batch), sum(n for _, _, n in batch)) for batch in batches]
 
 
 def half_width(batches: Sequence[float]) -> float:
-    """Of the 95 % interval of the mean of BATCHES batch means."""
-    mean = sum(batches) / BATCHES
-    deviation = math.sqrt(sum((one - mean) ** 2 for one in batches) / (BATCHES - 1))
-    return T95 * deviation / math.sqrt(BATCHES)
+    """Of the 95 % interval of the mean of batch means; at least two of them."""
+    count = len(batches)
+    mean = sum(batches) / count
+    deviation = math.sqrt(sum((one - mean) ** 2 for one in batches) / (count - 1))
+    return student(count - 1) * deviation / math.sqrt(count)
 
 
-def _touches(request: Request, begin: int, end: int) -> bool:
+def student(freedom: int) -> float:
+    """Student's t, 97.5 %, by the Cornish-Fisher expansion: within 0.2 % from nine degrees of freedom on."""
+    z = 1.959964
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def touches(request: Request, begin: int, end: int) -> bool:
     return bool(request.arrivals) and request.arrivals[0][0] <= end and request.arrivals[-1][0] >= begin
-
-
-def point_of(blocks: Iterable[Block]) -> dict[str, Any]:
-    """All numbers of one point, from the blocks of its raw log."""
-    point: dict[str, Any] = {}
-    workers: list[dict[str, Any]] = []
-    requests: list[Request] = []
-    for meta, reads in blocks:
-        if meta["kind"] == "point":
-            point = meta
-        elif meta["kind"] == "worker":
-            workers.append(meta)
-        else:
-            requests.append(request_of(meta, reads))
-    requests.sort(key=lambda request: (request.start, request.slot))
-    slots: int = point["concurrency"]
-    window: Span = (point["window"][0], point["window"][1])
-    spans = full_spans(requests, slots, window)
-    step, step_ci = step_time(requests, spans)
-    rate, rate_ci = rate_over(requests, window)
-    return {
-        "concurrency": slots,
-        "input_len": point["input_len"],
-        "output_len": point["output_len"],
-        "interrupted": point["interrupted"],
-        "window_s": (window[1] - window[0]) * 1e-9,
-        "full_share": sum(end - begin for begin, end in spans) / max(1, window[1] - window[0]),
-        "tok_s": rate,
-        "tok_s_ci": rate_ci,
-        "step_ms": step * 1e-6 if step else None,
-        "step_ci": step_ci * 1e-6 if step_ci is not None else None,
-        "decode_tok_s": slots / step * 1e9 if step else None,
-        "user_tok_s": 1e9 / step if step else None,
-        "in_flight": _in_flight(requests, window),
-        "requests": _counted(requests),
-        "tokens": _tokens(requests),
-        **_latencies(requests, window),
-        "client": _client(workers, point),
-        "server": _agreement(requests, point),
-        "timeline": _timeline(requests, point),
-    }
-
-
-def _latencies(requests: Sequence[Request], window: Span) -> dict[str, Any]:
-    ms = 1e-6
-    well = [request for request in requests if request.failure is None]
-    sent = [r for r in well if window[0] <= r.start < window[1] and r.first is not None]
-    whole = [r for r in well if not r.is_first and not r.is_cut and r.last and window[0] <= r.last < window[1]]
-    pauses = [
-        (after - before) * ms
-        for request in well
-        for (before, _), (after, _) in pairwise(request.arrivals)
-        if window[0] <= after < window[1]
-    ]
-    return {
-        "ttft_ms": spread((r.first - r.start) * ms for r in sent if r.first is not None),
-        "itl_ms": spread(pauses),
-        "tpot_ms": spread(
-            (r.last - r.first) * ms / (r.tokens - 1) for r in whole if r.last and r.first and r.tokens > 1
-        ),
-        "e2e_ms": spread((r.last - r.start) * ms for r in whole if r.last),
-    }
-
-
-def _in_flight(requests: Sequence[Request], window: Span) -> float:
-    """Mean number of requests between sent and ended, over the window."""
-    length = max(1, window[1] - window[0])
-    return sum(max(0, min(r.end, window[1]) - max(r.start, window[0])) for r in requests) / length
-
-
-def _counted(requests: Sequence[Request]) -> dict[str, Any]:
-    failures = Counter(request.failure for request in requests if request.failure)
-    return {
-        "sent": len(requests),
-        "ok": sum(1 for request in requests if request.failure is None and not request.is_cut),
-        "cut": sum(1 for request in requests if request.failure is None and request.is_cut),
-        "failed": sum(failures.values()),
-        "failures": dict(failures.most_common()),
-        "texts": len({request.digest for request in requests if request.tokens}),
-        "without_done": sum(1 for r in requests if r.finish_reason and not r.done and not r.is_cut),
-    }
-
-
-def _tokens(requests: Sequence[Request]) -> dict[str, Any]:
-    answered = [request for request in requests if request.tokens]
-    prompts = [request.prompt_tokens for request in answered if request.prompt_tokens is not None]
-    events = sum(request.events for request in answered)
-    return {
-        "output": sum(request.tokens for request in answered),
-        "source": " / ".join(sorted({request.source for request in answered})),
-        "per_event": sum(request.tokens for request in answered) / events if events else None,
-        "prompt_min": min(prompts, default=None),
-        "prompt_max": max(prompts, default=None),
-        "cached": sum(request.cached_tokens for request in answered),
-        "prompt": sum(prompts),
-    }
-
-
-def _client(workers: Sequence[dict[str, Any]], point: dict[str, Any]) -> dict[str, Any]:
-    """How near the client was to its own limit, within the window."""
-    histogram = [sum(worker["busy_log2_ns"][bit] for worker in workers) for bit in range(64)]
-    turns, seen, p99 = sum(histogram), 0, 0
-    for bit, count in enumerate(histogram):
-        seen += count
-        if turns and seen >= 0.99 * turns:
-            p99 = 2**bit
-            break
-    reads, cpu = sum(w["reads"] for w in workers), sum(w["cpu_ns"] for w in workers)
-    return {
-        "processes": len(workers),
-        "cpu_share": max((worker["cpu_ns"] / max(1, worker["wall_ns"]) for worker in workers), default=0.0),
-        "cpu_us_per_read": cpu / reads / 1e3 if reads else None,
-        "late_p99_ms": p99
-        * 1e-6,  # a read waits at most this long for the turn before it: upper edge of the histogram's bin
-        "late_max_ms": max((worker["busy_max_ns"] for worker in workers), default=0) * 1e-6,
-        "switches": sum(worker["switches"] for worker in workers),
-    }
-
-
-def _agreement(requests: Sequence[Request], point: dict[str, Any]) -> dict[str, Any]:
-    """Our count against the server's own.
-
-    SGLang adds to generation_tokens_total when a request ends, so that counter is compared from idle to idle;
-    realtime_tokens_total{mode="decode"} moves with each step and is compared over the window.
-    """
-    counters = point["counters"]
-    before, after = counters["before"], counters["after"]
-    result: dict[str, Any] = {"counter": None, "server_tokens": None, "client_tokens": None, "difference": None}
-    cut = any(request.is_cut for request in requests)
-    if not cut and _both(before, after, "generation_tokens"):
-        theirs = after["generation_tokens"] - before["generation_tokens"]
-        ours: float = sum(request.tokens for request in requests)
-        result |= _compare("generation_tokens_total, whole point", theirs, ours)
-    begin, end = counters["window_begin"], counters["window_end"]
-    if _both(begin, end, "decode_tokens"):
-        theirs = end["decode_tokens"] - begin["decode_tokens"]
-        ours = sum(tokens_between(r, begin["at"], end["at"]) for r in requests)
-        ours -= sum(r.arrivals[0][1] for r in requests if r.first and begin["at"] < r.first <= end["at"])
-        window = _compare("realtime_tokens_total decode, window", theirs, ours)
-        result["window"] = window
-        if result["difference"] is None:
-            result |= window
-    result["cuda_graph"] = (end or {}).get("cuda_graph")
-    # At one moment a few may just have been sent; what stands there at both ends of the window is a queue.
-    result["queued"] = min(begin["queued"], end["queued"]) if _both(begin, end, "queued") else None
-    if _both(before, after, "cached_tokens"):
-        result["cached_tokens"] = after["cached_tokens"] - before["cached_tokens"]
-    return result
-
-
-def _both(one: dict[str, Any] | None, other: dict[str, Any] | None, name: str) -> bool:
-    return bool(one) and bool(other) and (one or {}).get(name) is not None and (other or {}).get(name) is not None
-
-
-def _compare(counter: str, theirs: float, ours: float) -> dict[str, Any]:
-    difference = (ours - theirs) / theirs if theirs else None
-    return {"counter": counter, "server_tokens": theirs, "client_tokens": ours, "difference": difference}
-
-
-def _timeline(requests: Sequence[Request], point: dict[str, Any], bins: int = 120) -> dict[str, Any]:
-    """tok/s over the whole point, in equal bins: the proof that the window stands where the rate is steady."""
-    begin = point["go"]
-    end = max([point["window"][1], *(request.last or 0 for request in requests)])
-    width = max(1, (end - begin) // bins)
-    edges = [begin + width * i for i in range(bins + 1)]
-    rates = [
-        sum(tokens_between(r, low, high) for r in requests if _touches(r, low, high)) / width * 1e9
-        for low, high in pairwise(edges)
-    ]
-    window = [(at - begin) * 1e-9 for at in point["window"]]
-    return {"bin_s": width * 1e-9, "tok_s": rates, "window": window}

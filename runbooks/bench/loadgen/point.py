@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from . import rawlog
-from .loop import Plan, Worker
-from .prompts import Prompts
+from .lengths import Lengths
+from .load import arrivals, maker
+from .loop import Made, Plan, Worker
+from .metrics import BATCHES, half_width
+from .prompts import Prompts, TokenIds
 from .server import Server
 from .shared import CUT, DRAIN, RAMP, WINDOW, Board
-from .wire import APIS, Shape, Target, post
+from .wire import Shape, Target, post
 
 Tell = Callable[..., None]  # tell(event, **fields): one line of progress
 
 STREAMS_A_PROCESS = 128  # one process reads over 100,000 chunks/s; above this many streams its bursts make stamps late
+MOST_AT_FIRST = 512  # connections that an open loop begins with
+SHORTEST = 5.0  # s of a window that ends before its time
+SAMPLE = 0.1  # s between two looks at the rate
 
 
 class Interrupted(Exception):
@@ -31,49 +38,74 @@ class Interrupted(Exception):
 class Settings:
     """How long, how many, how big. Seconds and tokens."""
 
-    input_len: int
-    output_len: int
+    lengths: Lengths
     warmup: float
-    window: float
-    ramp_limit: float = (
-        600.0  # until every slot has had a token: on a slow server the prefill of N prompts takes its time
-    )
+    window: float  # at most
+    precision: float = 0.0  # end the window when the rate is known to this part of itself (95 %); 0: never before
+    ramp_limit: float = 600.0  # until every slot has had a token: the prefill of N prompts takes its time
     drain_limit: float = 30.0  # then what still runs is cut, and counted as cut
     silence: float = 60.0
-    stagger: float = (
-        0.001  # between the starts of two slots; their ends are spread by the lengths of their first requests
-    )
+    stagger: float = 0.001  # between the starts of two slots; the lengths of their first requests spread their ends
     max_requests: int = 100_000
     processes: int = 0  # 0: by the number of streams and cores
+    steady: bool = False  # arrivals of an open loop: evenly spaced, not Poisson
+    shared: int = 0  # tokens that all prompts have in common
+
+
+@dataclass(frozen=True)
+class Load:
+    """One point: `streams` at once, or `rate` requests a second whatever happens to them."""
+
+    streams: int = 0
+    rate: float = 0.0
+    repeat: int = 0  # which pass over the sweep
+    processes: int = 0  # 0: as the settings say
+
+    @property
+    def name(self) -> str:
+        return f"r{self.rate:g}" if self.rate else f"c{self.streams}"
+
+    @property
+    def slots(self) -> int:
+        """Connections to begin with."""
+        return self.streams or max(8, min(MOST_AT_FIRST, math.ceil(self.rate * 4)))
 
 
 def processes_for(streams: int, wanted: int) -> int:
     if wanted:
         return max(1, min(wanted, streams))
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(-(-streams // STREAMS_A_PROCESS), cores // 2, 8))
 
 
 def measure(
-    server: Server, shape: Shape, prompts: Prompts, streams: int, settings: Settings, out: Path, tell: Tell
+    server: Server,
+    shape: Shape,
+    prompts: Prompts | TokenIds,
+    load: Load,
+    settings: Settings,
+    out: Path,
+    tell: Tell,
 ) -> dict[str, Any]:
-    """Measures one concurrency and writes `out`. Returns the point's own block of the log."""
-    count = processes_for(streams, settings.processes)
+    """Measures one load and writes `out`. Returns the point's own block of the log."""
+    count = processes_for(load.slots, load.processes or settings.processes)
     board = Board(count)
     parts = [out.with_suffix(f".{index}.part") for index in range(count)]
-    before = server.counters()
+    before = _settled(server)  # the last question about the prompts may not be counted yet
     children = [
-        _fork(board, index, _plan(server, shape, prompts, streams, settings, count, index, parts[index]))
+        _fork(board, index, _plan(server, shape, prompts, load, settings, count, index, parts[index]))
         for index in range(count)
     ]
-    point: dict[str, Any] = {"kind": "point", "concurrency": streams, "interrupted": False, "processes": count}
-    point |= {"input_len": settings.input_len, "output_len": settings.output_len, "wall_time": time.time()}
+    tokens_in, tokens_out = settings.lengths.mean
+    point: dict[str, Any] = {"kind": "point", "concurrency": load.streams, "rate": load.rate, "repeat": load.repeat}
+    point |= {"interrupted": False, "processes": count, "input_len": tokens_in, "output_len": tokens_out}
+    point |= {"lengths": settings.lengths.said, "shared_len": settings.shared, "wall_time": time.time()}
     counters: dict[str, Any] = {"before": before, "window_begin": None, "window_end": None, "after": None}
     try:
-        _until(lambda: board.total("ready") == count, 60.0, children)
+        _until(lambda: board.total("ready") == count, 60.0)
         point["go"] = time.perf_counter_ns()
         board.phase = RAMP
-        _phases(server, board, settings, streams, children, point, counters, tell)
+        _phases(server, board, settings, load, point, counters, tell)
     except (Interrupted, KeyboardInterrupt):
         point["interrupted"] = True
     finally:
@@ -93,45 +125,71 @@ def _phases(
     server: Server,
     board: Board,
     settings: Settings,
-    streams: int,
-    children: list[int],
+    load: Load,
     point: dict[str, Any],
     counters: dict[str, Any],
     tell: Tell,
 ) -> None:
     def told(phase: str, done: float, total: float, rate: float | None = None) -> None:
         flying, failed = board.total("flight"), board.total("failed")
-        tell("progress", point=streams, phase=phase, done=done, total=total, flight=flying, failed=failed, rate=rate)
+        where = {"point": load.rate or load.streams, "open": bool(load.rate), "phase": phase}
+        tell("progress", **where, done=done, total=total, flight=flying, failed=failed, rate=rate)
 
     # Up to the first token of every slot, then the warm-up proper; the slots run on into the window.
-    _watch(
-        lambda: board.total("decoding") >= streams or board.total("failed") > streams,
-        settings.ramp_limit,
-        children,
-        lambda _: told("ramp", board.total("decoding"), streams),
-    )
-    _watch(None, settings.warmup, children, lambda passed: told("warm-up", passed, settings.warmup))
+    if load.streams:
+        _watch(
+            lambda: board.total("decoding") >= load.streams or board.total("failed") > load.streams,
+            settings.ramp_limit,
+            lambda _: told("ramp", board.total("decoding"), load.streams),
+        )
+    _watch(None, settings.warmup, lambda passed: told("warm-up", passed, settings.warmup))
     counters["window_begin"] = server.counters()
     board.phase = WINDOW
-    begin, reads = time.perf_counter_ns(), board.total("reads")
+    begin, reads, ended = time.perf_counter_ns(), board.total("reads"), board.total("finished")
     point["window"] = [begin, 0]
+    steady = Steady(settings.precision)
 
     def rate(passed: float) -> None:
         told("window", passed, settings.window, (board.total("reads") - reads) / max(passed, 0.1))
 
-    _watch(lambda: board.total("done") == board.workers, settings.window, children, rate)
+    def over() -> bool:
+        if board.total("done") == board.workers:
+            return True
+        # Every slot has to have begun anew once: a window without a prefill would not know its price.
+        turned = board.total("finished") - ended >= load.slots
+        return steady.seen(time.perf_counter() - begin * 1e-9, board.total("reads") - reads) and turned
+
+    _watch(over, settings.window, rate)
     point["window"][1] = time.perf_counter_ns()
     board.phase = DRAIN
     counters["window_end"] = server.counters()
     _watch(
         lambda: board.total("done") == board.workers,
         settings.drain_limit,
-        children,
         lambda passed: told("drain", passed, settings.drain_limit),
     )
 
 
-def _watch(over: Callable[[], bool] | None, limit: float, children: list[int], told: Callable[[float], None]) -> None:
+class Steady:
+    """Whether the rate of reads is known well enough, by the means of ten batches of the window so far."""
+
+    def __init__(self, precision: float) -> None:
+        self.precision = precision
+        self.known: list[tuple[float, int]] = [(0.0, 0)]
+
+    def seen(self, passed: float, reads: int) -> bool:
+        """Called often, with seconds and reads since the window began. True: enough."""
+        if not self.precision or passed - self.known[-1][0] < SAMPLE:
+            return False
+        self.known.append((passed, reads))
+        if passed < SHORTEST or reads < 20 * BATCHES:
+            return False
+        edges = [self.known[round(i * (len(self.known) - 1) / BATCHES)] for i in range(BATCHES + 1)]
+        rates = [(n - m) / (t - s) for (s, m), (t, n) in pairwise(edges)]
+        return half_width(rates) < self.precision * reads / passed
+
+
+def _watch(over: Callable[[], bool] | None, limit: float, told: Callable[[float], None]) -> None:
     """Waits until it is over, at most `limit` seconds, and tells once a second how far it is."""
     begin = time.perf_counter()
     next_tell = 0.0
@@ -142,7 +200,7 @@ def _watch(over: Callable[[], bool] | None, limit: float, children: list[int], t
         time.sleep(min(0.02, max(0.0, limit - passed)))
 
 
-def _until(ready: Callable[[], bool], limit: float, children: list[int]) -> None:
+def _until(ready: Callable[[], bool], limit: float) -> None:
     begin = time.perf_counter()
     while not ready() and time.perf_counter() - begin < limit:
         time.sleep(0.002)
@@ -159,17 +217,20 @@ def _settled(server: Server) -> dict[str, Any] | None:
 
 
 def _plan(
-    server: Server, shape: Shape, prompts: Prompts, streams: int, settings: Settings, count: int, index: int, log: Path
+    server: Server,
+    shape: Shape,
+    prompts: Prompts | TokenIds,
+    load: Load,
+    settings: Settings,
+    count: int,
+    index: int,
+    log: Path,
 ) -> Plan:
-    path, key, target = APIS[shape.api], server.key, server.target
-    rng = random.Random(int.from_bytes(os.urandom(8), "big"))
-
-    def request(tokens: int) -> bytes:
-        return post(target, path, shape.body(prompts.new(rng), tokens), key)
-
-    slots = tuple(range(index, streams, count))
+    request = maker(server, shape, prompts, settings.lengths, load.slots)
+    due = arrivals(load.rate, index, count, steady=settings.steady) if load.rate else None
     share = -(-settings.max_requests // count)
-    return Plan(target, slots, streams, settings.output_len, request, settings.stagger, settings.silence, share, log)
+    slots = tuple(range(index, load.slots, count))
+    return Plan(server.target, slots, request, settings.stagger, settings.silence, share, log, due)
 
 
 def _fork(board: Board, index: int, plan: Plan) -> int:
@@ -212,11 +273,11 @@ def null_run(streams: int, port: int, folder: Path) -> list[rawlog.Block]:
     log = folder / "null.part"
     slots = tuple(range(streams))
     request = post(target, "/v1/chat/completions", b"{}", None)
-    plan = Plan(target, slots, streams, 1, lambda _: request, 0.0, 5.0, streams, log)
+    plan = Plan(target, slots, lambda _: Made(request, 1, 1), 0.0, 5.0, streams, log)
     child = _fork(board, 0, plan)
-    _until(lambda: board.total("ready") == 1, 10.0, [child])
+    _until(lambda: board.total("ready") == 1, 10.0)
     board.phase = WINDOW
-    _until(lambda: board.total("done") == 1, 20.0, [child])
+    _until(lambda: board.total("done") == 1, 20.0)
     board.phase = CUT
     _reap([child])
     blocks = list(rawlog.decode(log.read_bytes()))

@@ -1,20 +1,21 @@
-"""Unique prompts of an exact token count.
+"""Unique prompts of an exact token count, of any length asked for.
 
-A prompt is a fixed multiset of common words in a random order. Byte-level BPE splits at spaces before it merges, so
-the order does not change the count: the multiset is fitted once against the served tokenizer (usage.prompt_tokens),
-and each order of it is a prompt of that length. The random order is also the nonce, and it comes first: no two prompts
-share more than the template and a word or two, so a prefix cache has nothing to give. `prompt_tokens` of every answer
-checks it, whatever the tokenizer.
+Byte-level BPE splits at spaces before it merges, so each of the common words below costs the same wherever it stands.
+A few questions to the served tokenizer (usage.prompt_tokens) tell what they cost; a prompt is then a random row of
+words that adds up. The row is also the nonce, and it comes first: no two prompts share more than the template and a
+word or two, so a prefix cache has nothing to give, unless a shared prefix is what is measured. `prompt_tokens` of every
+answer checks the length, whatever the tokenizer.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-LEAD = "Story:"  # the first word behind it has its space too, so that every place in the order costs the same
-FILLER = "a"  # one token nearly everywhere; fits the last few tokens
+LEAD = "Story:"  # the first word behind it has its space too, so that every place in the row costs the same
+FILLER = "a"  # one token nearly everywhere: fills what is left where words cost more than one
+GROUP = 6  # words that are asked together, where not every word is one token
 
 WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand
@@ -34,48 +35,79 @@ tree source hair window culture chance brother energy period course summer plant
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes prompts; `tokens` is their measured length (None: the server does not say)."""
+    """`new` makes one. `base`: tokens of the template and LEAD; `atoms`: groups of words, each of a known cost."""
 
-    words: tuple[str, ...]
-    tokens: int | None
+    atoms: tuple[tuple[str, int], ...] = tuple((word, 1) for word in WORDS)
+    base: int = 0
+    exact: bool = True  # False: the server does not say how many tokens a prompt has
+    prefix: str = ""  # the shared part, with LEAD
+    one_each: bool = field(init=False)
+    texts: tuple[str, ...] = field(init=False)
 
-    def new(self, rng: random.Random) -> str:
-        return " ".join((LEAD, *rng.sample(self.words, len(self.words))))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "one_each", all(cost == 1 for _, cost in self.atoms))
+        object.__setattr__(self, "texts", tuple(text for text, _ in self.atoms))
+
+    def new(self, rng: random.Random, tokens: int) -> str:
+        """A prompt of `tokens` tokens, template included; of at least one word, however few were asked for."""
+        left = max(1, tokens - self.base)
+        if self.one_each:
+            words = rng.choices(self.texts, k=left)
+        else:
+            words = []
+            most = max(cost for _, cost in self.atoms)
+            while left >= most or not words:
+                text, cost = rng.choice(self.atoms)
+                words.append(text)
+                left -= cost
+            words += [FILLER] * max(0, left)
+        return " ".join((self.prefix or LEAD, *words))
+
+    def sharing(self, rng: random.Random, tokens: int) -> Prompts:
+        """The same, with `tokens` tokens at their beginning (template included) in common."""
+        prefix = self.new(rng, tokens)
+        return replace(self, prefix=prefix, base=max(tokens, self.base + 1))
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Prompts as random token ids in first..last: their length is exact whatever the tokenizer.
+
+    Ids at random are no language: a draft model guesses them worse than text.
+    """
+
+    first: int
+    last: int
+    prefix: tuple[int, ...] = ()
+    exact: bool = True
+
+    def new(self, rng: random.Random, tokens: int) -> list[int]:
+        more = max(1, tokens - len(self.prefix))
+        return [*self.prefix, *(rng.randint(self.first, self.last) for _ in range(more))]
+
+    def sharing(self, rng: random.Random, tokens: int) -> TokenIds:
+        return replace(self, prefix=tuple(self.new(rng, tokens)))
 
 
 def fit(count: Callable[[str], int | None], target: int, rng: random.Random) -> Prompts:
-    """The multiset whose prompts have `target` tokens, in at most ten questions; as near as the tokenizer allows.
+    """What the words cost in the served tokenizer: five questions where each is one token, about 40 elsewhere.
 
-    `count(prompt)` asks the server. A target below the chat template's own length gives the shortest prompt.
+    `count(prompt)` asks the server. A prompt of `target` tokens is asked last; where it is off, as some templates are
+    by a token, the base is set right.
     """
-    pool = [WORDS[i % len(WORDS)] for i in range(max(64, 2 * target))]
-    rng.shuffle(pool)
-    few, more = max(8, target // 8), max(16, target // 2)
-    first, second = (count(Prompts(tuple(pool[:n]), None).new(rng)) for n in (few, more))
-    if first is None or second is None:
-        return Prompts(tuple(pool[: max(1, round(target / 1.2))]), None)
-    each = max(0.2, (second - first) / (more - few))
-    size = max(1, round(more + (target - second) / each))
-    fillers = 0
-    best: Prompts | None = None
-    for _ in range(7):
-        while len(pool) < size:
-            pool += pool
-        words = (*pool[:size], *(FILLER,) * fillers)
-        found = count(Prompts(words, None).new(rng))
-        if found is None:
+    bare = count(LEAD)
+    if bare is None:
+        return Prompts(tuple((word, 1) for word in WORDS), 0, exact=False)
+    all_words = count(" ".join((LEAD, *WORDS)))
+    if all_words == bare + len(WORDS):
+        prompts = Prompts(base=bare)
+    else:
+        groups = [" ".join(WORDS[at : at + GROUP]) for at in range(0, len(WORDS), GROUP)]
+        counts = ((text, count(f"{LEAD} {text}")) for text in groups)
+        prompts = Prompts(tuple((text, max(1, found - bare)) for text, found in counts if found is not None), bare)
+    for _ in range(2):
+        found = count(prompts.new(rng, target))
+        if found is None or found == target or target <= bare + 1:
             break
-        if best is None or abs(found - target) < abs((best.tokens or 0) - target):
-            best = Prompts(words, found)
-        if found == target:
-            break
-        over = found - target
-        if over > 0 and fillers >= over:
-            fillers -= over
-        elif over > 0:
-            size = max(1, size - max(1, round(over / each)))
-        elif -over <= 2 * each + 8:
-            fillers += -over
-        else:
-            size += max(1, round(-over / each) - 1)
-    return best or Prompts(tuple(pool[:size]), None)
+        prompts = replace(prompts, base=prompts.base + found - target)
+    return prompts

@@ -22,6 +22,8 @@ class Request:
     asked: int  # output tokens asked for
     start: int
     end: int
+    prompt: int = 0  # prompt tokens asked for; 0 in logs that do not say
+    sent: int = 0  # the last byte of the request was given to the kernel
     is_first: bool = False  # the first of its slot: shortened, so not part of latency statistics
     is_cut: bool = False  # taken down by us at the end of a point: neither a success nor a failure
     status: int | None = None
@@ -75,6 +77,8 @@ def request_of(meta: dict[str, Any], reads: Sequence[tuple[int, bytes]]) -> Requ
         asked=meta["asked"],
         start=meta["start"],
         end=meta["end"],
+        prompt=meta.get("prompt", 0),
+        sent=meta.get("sent", 0),
         is_first=meta.get("first", False),
         is_cut=meta.get("cut", False),
         status=meta.get("status"),

@@ -9,19 +9,19 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from .wire import APIS, Shape, Target
+from .wire import APIS, Prompt, Shape, Target, trusted
 
-# The name in the log -> SGLang's metric and, where one is needed, a label.
+# The name in the log -> metrics that mean it, each with a label where one is needed: SGLang's, vLLM's.
 COUNTERS = {
-    "generation_tokens": ("sglang:generation_tokens_total", ""),
-    "decode_tokens": ("sglang:realtime_tokens_total", 'mode="decode"'),
-    "prompt_tokens": ("sglang:prompt_tokens_total", ""),
-    "cached_tokens": ("sglang:cached_tokens_total", ""),
-    "running": ("sglang:num_running_reqs", ""),
-    "queued": ("sglang:num_queue_reqs", ""),
-    "cuda_graph": ("sglang:is_cuda_graph", ""),
+    "generation_tokens": (("sglang:generation_tokens_total", ""), ("vllm:generation_tokens_total", "")),
+    "decode_tokens": (("sglang:realtime_tokens_total", 'mode="decode"'),),
+    "prompt_tokens": (("sglang:prompt_tokens_total", ""), ("vllm:prompt_tokens_total", "")),
+    "cached_tokens": (("sglang:cached_tokens_total", ""),),
+    "running": (("sglang:num_running_reqs", ""), ("vllm:num_requests_running", "")),
+    "queued": (("sglang:num_queue_reqs", ""), ("vllm:num_requests_waiting", "")),
+    "cuda_graph": (("sglang:is_cuda_graph", ""),),
 }
-_SAMPLE = re.compile(r"^(sglang:\w+)(?:\{([^}]*)\})? ([-+0-9.eE]+|NaN)", re.M)
+_SAMPLE = re.compile(r"^((?:sglang|vllm):\w+)(?:\{([^}]*)\})? ([-+0-9.eE]+|NaN)", re.M)
 _SECRETS = re.compile(r"key|token$|password|secret", re.I)
 
 
@@ -32,20 +32,24 @@ class Server:
 
     def ask(self, method: str, path: str, body: bytes | None = None, timeout: float = 10.0) -> tuple[int, bytes]:
         """Status and body. Raises OSError when there is no answer in time."""
-        make = http.client.HTTPSConnection if self.target.tls else http.client.HTTPConnection
-        connection = make(self.target.host, self.target.port, timeout=timeout)
+        host, port = self.target.host, self.target.port
+        connection: http.client.HTTPConnection
+        if self.target.tls:
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=trusted())
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         try:
             connection.request(method, self.target.prefix + path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except http.client.HTTPException as error:
-            raise OSError(f"{type(error).__name__} at {path}") from None
+            raise OSError(f"{path}: what answers does not speak HTTP ({type(error).__name__})") from None
         finally:
             connection.close()
 
     def counters(self) -> dict[str, Any] | None:
-        """The counters of COUNTERS, summed over labels, with the moment; None where the server publishes none."""
+        """The counters of COUNTERS, summed over labels, with the moment; None where it publishes none that we know."""
         before = time.perf_counter_ns()
         try:
             status, body = self.ask("GET", "/metrics", timeout=5.0)
@@ -54,7 +58,8 @@ class Server:
         if status != 200:
             return None
         after = time.perf_counter_ns()
-        return {"at": (before + after) // 2} | parse_metrics(body.decode("utf-8", "replace"))
+        found = parse_metrics(body.decode("utf-8", "replace"))
+        return {"at": (before + after) // 2} | found if found else None
 
     def info(self) -> dict[str, Any]:
         """/server_info (once /get_server_info) without anything that looks like a secret; {} where there is none."""
@@ -71,34 +76,55 @@ class Server:
                 return _without_secrets(told) if isinstance(told, dict) else {}
         return {}
 
-    def model(self) -> str:
-        """The first served name. Raises OSError with what came instead."""
-        status, body = self.ask("GET", "/v1/models")
-        if status != 200:
-            raise OSError(f"/v1/models answered {status}: {body[:200].decode('utf-8', 'replace')}")
-        return str(json.loads(body)["data"][0]["id"])
+    def models(self) -> dict[str, int | None]:
+        """Served names, each with the longest context it takes where the server says so. Raises OSError in words."""
+        told = self._json("/v1/models", *self.ask("GET", "/v1/models"))
+        listed = told.get("data")
+        found = {
+            str(one["id"]): one["max_model_len"] if isinstance(one.get("max_model_len"), int) else None
+            for one in (listed if isinstance(listed, list) else [])
+            if isinstance(one, dict) and one.get("id")
+        }
+        if not found:
+            raise OSError("/v1/models names no model: is this a server with an OpenAI-compatible API?")
+        return found
 
-    def prompt_tokens(self, shape: Shape, prompt: str, timeout: float = 120.0) -> int | None:
+    def prompt_tokens(self, shape: Shape, prompt: Prompt, timeout: float = 120.0) -> int | None:
         """How many tokens the served tokenizer makes of this prompt, template included; None when it does not say."""
-        status, body = self.ask("POST", APIS[shape.api], shape.body(prompt, 1, stream=False), timeout)
-        if status != 200:
-            raise OSError(f"{APIS[shape.api]} answered {status}: {body[:300].decode('utf-8', 'replace')}")
-        told = json.loads(body)
+        path = APIS[shape.api]
+        told = self._json(path, *self.ask("POST", path, shape.body(prompt, 1, stream=False), timeout))
         usage = told.get("usage") or told.get("meta_info") or {}
-        count = usage.get("prompt_tokens")
+        count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         return count if isinstance(count, int) else None
 
-    def takes_continuous_usage(self, shape: Shape, prompt: str) -> bool:
+    def takes_continuous_usage(self, shape: Shape, prompt: Prompt) -> bool:
         """Whether stream_options.continuous_usage_stats is accepted. Servers that do not know it answer 400 or 422."""
         status, _ = self.ask("POST", APIS[shape.api], shape.body(prompt, 2), 120.0)
         return status == 200
+
+    @staticmethod
+    def _json(path: str, status: int, body: bytes) -> dict[str, Any]:
+        """The document, or an OSError that says what came in its place: pages of HTML are named, not shown."""
+        text = body.decode("utf-8", "replace").strip()
+        if status in (401, 403):
+            raise OSError(f"{path} answered {status}: it wants another API key, or one at all ($RUNBOOKS_API_KEY)")
+        try:
+            told = json.loads(text)
+        except ValueError:
+            page = text[:200].lower().startswith(("<!doctype", "<html", "<?xml"))
+            kind = "a page of HTML" if page else repr(text[:80])
+            advice = "is this a server with an OpenAI-compatible API?"
+            raise OSError(f"{path} answered {status} with {kind}, not JSON: {advice}") from None
+        if status != 200 or not isinstance(told, dict):
+            raise OSError(f"{path} answered {status}: {text[:300]}")
+        return told
 
 
 def parse_metrics(text: str) -> dict[str, float]:
     totals: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(text):
-        for ours, (metric, label) in COUNTERS.items():
-            if name == metric and label in labels:
+        for ours, metrics in COUNTERS.items():
+            if any(name == metric and label in labels for metric, label in metrics):
                 totals[ours] = totals.get(ours, 0.0) + float(value)
     return totals
 

@@ -7,10 +7,19 @@ import socket
 import ssl
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+Prompt = str | list[int]  # text, or token ids
+
 APIS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
+
+
+@lru_cache(maxsize=1)
+def trusted() -> ssl.SSLContext:
+    """Certificates are checked against the system's CAs, or those of $SSL_CERT_FILE; there is no way around it."""
+    return ssl.create_default_context()
 
 
 @dataclass(frozen=True)
@@ -31,12 +40,18 @@ class Target:
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
 
+    @property
+    def authority(self) -> str:
+        """For the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
     def connect(self, timeout: float) -> socket.socket:
         """A connected, non-blocking socket without Nagle's delay."""
         sock = socket.create_connection((self.host, self.port), timeout=timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls:
-            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self.host)
+            sock = trusted().wrap_socket(sock, server_hostname=self.host)
         sock.setblocking(False)
         return sock
 
@@ -51,7 +66,7 @@ class Shape:
     top_p: float
     usage_each_chunk: bool = True  # stream_options.continuous_usage_stats: the only exact count for each moment
 
-    def body(self, prompt: str, tokens: int, *, stream: bool = True) -> bytes:
+    def body(self, prompt: Prompt, tokens: int, *, stream: bool = True) -> bytes:
         """The JSON of one request that makes exactly `tokens` tokens: end-of-sequence is ignored."""
         if self.api == "generate":
             sampling = {
@@ -60,7 +75,8 @@ class Shape:
                 "temperature": self.temperature,
                 "top_p": self.top_p,
             }
-            return json.dumps({"text": prompt, "sampling_params": sampling, "stream": stream}).encode()
+            kind = "text" if isinstance(prompt, str) else "input_ids"
+            return json.dumps({kind: prompt, "sampling_params": sampling, "stream": stream}).encode()
         fields: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
         fields |= {"temperature": self.temperature, "top_p": self.top_p}
         if self.api == "chat":
@@ -78,7 +94,7 @@ def post(target: Target, path: str, body: bytes, key: str | None) -> bytes:
     """The whole request, head and body. The key is written here and nowhere else."""
     lines = [
         f"POST {target.prefix}{path} HTTP/1.1",
-        f"Host: {target.host}:{target.port}",
+        f"Host: {target.authority}",
         "Accept: text/event-stream",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
@@ -98,6 +114,7 @@ class Head:
     length: int | None  # Content-Length; None with chunked, or when the end of the connection ends the body
     keep: bool
     gzip: bool = False
+    server: str = ""  # what it calls itself
 
 
 def head_of(data: bytes) -> Head | None:
@@ -117,7 +134,8 @@ def head_of(data: bytes) -> Head | None:
     size = int(length) if length.isdigit() and not chunked else None
     close = fields.get("connection", "").lower() == "close" or words[0] == "HTTP/1.0"
     keep = not close and (chunked or size is not None)
-    return Head(int(words[1]), end + 4, chunked, size, keep, fields.get("content-encoding", "") == "gzip")
+    gzip = fields.get("content-encoding", "") == "gzip"
+    return Head(int(words[1]), end + 4, chunked, size, keep, gzip, fields.get("server", ""))
 
 
 @dataclass(frozen=True)
