@@ -53,6 +53,10 @@ base64 -d >"$T/i" <<'{end}'
 {end}
 """
 
+# sudo 1.9 says the first ones, sudo-rs (Ubuntu 25.10, Debian 13) the last.
+_NO_PASSWORD = ("password is required", "terminal is required", "interactive authentication is required")
+_REFUSED = ("not in the sudoers file", "is not allowed to", "I'm afraid I can't do that")
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -70,45 +74,63 @@ class Answer:
 class Shell:
     """A root shell on an open channel. Raises EOFError or OSError when the link is gone."""
 
-    def __init__(self, channel: paramiko.Channel, host: str) -> None:
+    def __init__(self, channel: paramiko.Channel, host: str, password: Secret | None) -> None:
         self._channel = channel
         self._host = host
+        self._password = password
         self._buffer = bytearray()
         self._errors = bytearray()
+        self._token = secrets.token_hex(8)
+        self._prompt = f"rb-{secrets.token_hex(8)}"
+        self._ready = False
 
     @classmethod
     def start(cls, channel: paramiko.Channel, user: str, password: Secret | None, *, host: str) -> Shell:
-        """Become root and get ready. Raises Unreachable when sudo refuses, or wants a password that we do not have."""
-        shell = cls(channel, host)
-        token, prompt = secrets.token_hex(8), f"rb-{secrets.token_hex(8)}"
-        begin = f"printf '%s begin\\n' {token}; exec sh"
+        """Become root and get ready. Raises Unreachable when sudo refuses, or wants a password that we do not have.
+
+        Where no prompt can come that would read it, the first question is sent at once, behind all this: the link's
+        round trip is saved, and what is raised here is raised there.
+        """
+        shell = cls(channel, host, None if user == "root" else password)
+        begin = f"printf '%s begin\\n' {shell._token}; exec sh"
         clean = "env LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         if user == "root":
             channel.exec_command(f'exec {clean} sh -c "{begin}"')
         else:
-            how = f"-S -p {prompt}" if password else "-n"
+            how = f"-S -p {shell._prompt}" if password else "-n"
             channel.exec_command(f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
-        ready = _READY.format(token=token).encode()
-        if user == "root" or password is None:
-            channel.sendall(ready)  # no prompt can come that would read it
-            shell._become_root(token, prompt, None)
-        else:
-            shell._become_root(token, prompt, password)
-            channel.sendall(ready)
-        shell._read_past(f"{token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
+        if shell._password is not None:
+            shell._become_root()
+        shell._send(_READY.format(token=shell._token))
+        if shell._password is not None:
+            shell._await_ready()
         return shell
 
-    def _become_root(self, token: str, prompt: str, password: Secret | None) -> None:
+    def _send(self, text: str) -> None:
+        """Until the shell is ready, one that is gone already is left to `_await_ready`, which has sudo's own words."""
+        try:
+            self._channel.sendall(text.encode())
+        except OSError:
+            if self._ready:
+                raise
+
+    def _await_ready(self) -> None:
+        if self._password is None:
+            self._become_root()
+        self._read_past(f"{self._token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
+        self._ready = True
+
+    def _become_root(self) -> None:
         """Wait until the shell speaks. The password goes in only at sudo's own prompt, which carries our random text:
         with a cached ticket there is no prompt, and the shell would run the password as a command."""
         deadline = time.monotonic() + START_TIMEOUT
-        sent, mark = False, f"{token} begin\n".encode()
+        sent, mark = False, f"{self._token} begin\n".encode()
         while mark not in self._buffer:
-            if prompt.encode() in self._errors and password is not None:
+            if self._prompt.encode() in self._errors and self._password is not None:
                 if sent:
                     raise self._no_root("sudo did not take the password")
                 self._errors.clear()
-                self._channel.sendall(password.reveal().encode() + b"\n")
+                self._channel.sendall(self._password.reveal().encode() + b"\n")
                 sent = True
             if time.monotonic() > deadline:
                 raise self._no_root(f"no root shell within {START_TIMEOUT:.0f} s")
@@ -123,7 +145,7 @@ class Shell:
     def _no_root(self, what: str) -> Unreachable:
         said = (self._errors + self._buffer).decode("utf-8", "replace").splitlines()
         lines = [line for line in said if line.strip() and "rb-" not in line]
-        if any("password is required" in line or "terminal is required" in line for line in lines):
+        if any(said in line for line in lines for said in _NO_PASSWORD):
             return Unreachable(
                 "sudo asks for a password, and the inventory gives none",
                 host=self._host,
@@ -137,6 +159,8 @@ class Shell:
                 details=lines[-3:],
                 next="visudo there: Defaults:THE_LOGIN_USER !requiretty",
             )
+        if any(said in line for line in lines for said in _REFUSED):
+            what = "sudo on this host does not let this login become root"
         return Unreachable(what, host=self._host, details=lines[-3:])
 
     def ask(self, script: str, *, deadline: float, stdin: bytes = b"") -> Answer:
@@ -153,7 +177,9 @@ class Shell:
         )
         # The here-document is unquoted text to the outer shell only as far as its quoted end marker: nothing expands.
         self._channel.settimeout(max(10.0, deadline))
-        self._channel.sendall(request.encode())
+        self._send(request)
+        if not self._ready:
+            self._await_ready()
         until = time.monotonic() + max(1.0, deadline) + GRACE
         self._read_past(f"\n{token} ".encode(), until)
         rc, out_size, err_size = map(int, self._read_past(b"\n", until).split())
