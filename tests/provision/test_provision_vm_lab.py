@@ -15,6 +15,12 @@ import pytest
 from lab.guest import Guest
 from lab.lab import Lab
 from lab.proxmox.inventory import write_inventory
+from runbooks.inventory import load
+from runbooks.inventory.runtimes import runtime_paths
+from runbooks.paths import PEERS
+from runbooks.provision.vm import client
+from runbooks.proxmox.config import clique_args
+from runbooks.session import Session
 
 pytestmark = pytest.mark.lab
 
@@ -59,6 +65,13 @@ class World:
         new = self.calls()[count:]
         writes = sum(method != "GET" for method, _ in new)
         return len(new) - writes, writes
+
+    def args(self) -> str:
+        """QEMU's own words in the VM's configuration, as the API tells it."""
+        session = Session.open(inventory=str(self.inventory), plain=True)
+        node = session.loaded.inventory.nodes["pve"]
+        with session, client(session, "glm5-a", node) as api:
+            return str(api.get("/nodes/pve/qemu/100/config").get("args", ""))
 
     @property
     def vm(self) -> Guest:
@@ -143,10 +156,46 @@ def test_roots_keys_go_over_ssh(world: World) -> None:
     assert line.startswith("qm set 100 --args -set device.hostpci0.x-nv-gpudirect-clique=0")
     world.vm.run("echo 'wrong data' >/var/lib/runbooks/p2p-verdict")
     said = world.invoke("provision", "--tags", "vm", "--check", "--diff", code=None)
-    assert "is not proven (wrong data): the grant is taken back" in said
-    assert "qm set" not in said
+    assert "vm   as it should be" in said, "tried in vain: not asked for again"
     world.vm.run("rm /var/lib/runbooks/p2p-verdict")
     world.edit("\n      p2p: clique", "")
+
+
+def test_auto_is_tried_and_kept_or_taken_back(world: World) -> None:
+    """p2p: auto with root's password: QEMU's property is set, the ladder climbed; kept, or undone in the same run."""
+    loaded = load(world.inventory)
+    (place, *_) = runtime_paths(loaded.runtime_for("glm5-a"), loaded.inventory.flash_attn)
+    world.vm.run(f"mkdir -p {place}/venv/bin /var/lib/runbooks/bench; touch {place}/built")
+    world.vm.run(f"cat >{place}/venv/bin/python", stdin=(NODE / "ladder.py").read_text())
+    world.vm.run(f"chmod +x {place}/venv/bin/python; echo healthy >/etc/lab-ladder; rm -f {PEERS}")
+    world.edit("    user: root@pam!lab\n", "    user: root@pam\n")
+    world.edit("    token: {file:", "    password: {file:")
+    world.edit("      numa_nodes: [0]", "      numa_nodes: [0]\n      p2p: auto")
+
+    said = world.invoke("provision", "--tags", "vm", "--yes")
+    assert "granted by QEMU -> untested" in said
+    assert "peer-to-peer is proven, and stays" in said
+    assert world.args() == clique_args(8)
+    assert world.vm.run(f"cat {PEERS}").stdout == "healthy\n"
+    before = len(world.calls())
+    said = world.invoke("provision", "--tags", "vm")
+    assert "0 changed" in said
+    assert world.since(before) == (6, 0)
+
+    boot_id = world.vm.boot_id()
+    world.vm.run(f"echo untested >{PEERS}; echo 'wrong data' >/etc/lab-ladder")
+    said = world.invoke("provision", "--tags", "vm", "--yes")
+    assert "is not proven (wrong data): the grant is taken back" in said
+    assert world.args() == ""
+    assert world.vm.boot_id() != boot_id
+    assert "0 changed" in world.invoke("provision", "--tags", "vm"), "tried once, and left at that"
+    assert "tried, and not proven: wrong data" in world.invoke("doctor", code=None)
+
+    world.edit("\n      p2p: auto", "")
+    assert "forgets 'wrong data'" in world.invoke("provision", "--tags", "vm", "--check", code=3)
+    world.invoke("provision", "--tags", "vm")
+    world.edit("    user: root@pam\n", "    user: root@pam!lab\n")
+    world.edit("    password: {file:", "    token: {file:")
 
 
 def test_nccl_is_told_the_nodes_topology(world: World) -> None:
@@ -205,9 +254,7 @@ def test_a_rebuilt_vm_has_a_new_key_and_is_met_again(world: World) -> None:
 
 def test_the_console_is_listened_to_from_before_the_start(world: World) -> None:
     """A VM without agent: cloud-init's keys on the serial line."""
-    from runbooks.inventory import load
     from runbooks.provision.contact import Console, from_console
-    from runbooks.session import Session
     from tests.provision.test_provision_contact import KEY, PRINTED
 
     loaded = load(world.inventory)
