@@ -8,14 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,6 +23,7 @@ from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Event, Reporter
 from runbooks.inventory import load
 from runbooks.session import Session
+from tests.deploy.asking import Client, ask
 from tests.deploy.deploy_fake import Silent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -35,55 +31,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 KEY = "sk-lab-pool-0123456789"
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
 BAD = {"dsa_prefill_backend": "flashmla_auto", "dsa_decode_backend": "flashmla_kv"}
-
-
-class Client:
-    """Asks the gateway from four threads, half of it streamed, and counts what became of each request."""
-
-    def __init__(self, url: str) -> None:
-        self.url, self.ends, self.went_wrong = url, Counter[str](), list[str]()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number % 2 == 0,)) for number in range(4)]
-
-    def __enter__(self) -> Client:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _ask(self, streamed: bool) -> None:
-        text = "What is 2+2?"
-        while not self._stop.is_set():
-            body = {
-                "model": "glm-5",
-                "max_tokens": 24,
-                "stream": streamed,
-                "chat_template_kwargs": {"enable_thinking": False},
-            }
-            said = ask(self.url, {**body, "messages": [{"role": "user", "content": text}]})
-            good = "[DONE]" in said[1] if streamed else "equals 4" in said[1]
-            self.ends["good" if said[0] == 200 and good else "failed"] += 1
-            if not good:
-                self.went_wrong.append(f"{time.time():.1f} {said[0]} {said[1][-200:]}")
-            self._stop.wait(0.1)
-
-
-def ask(url: str, body: dict[str, Any], key: str | None = KEY) -> tuple[int, str]:
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
-    request.add_header("Content-Type", "application/json")
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        return 0, str(error)
 
 
 class Pool:
@@ -148,7 +95,7 @@ def test_the_gateway_is_set_up_before_the_servers_and_again_changes_nothing(pool
     assert code == 0, [event.text for event in events][-8:]
     assert pool.current() == ["1", "1", "1"]
     assert pool.workers() == {guest.address: True for guest in pool.guests}
-    assert ask(pool.url, {"model": "glm-5", "messages": []}, key=None)[0] == 401
+    assert ask(pool.url, {"model": "glm-5", "messages": []})[0] == 401
     shown = (
         pool.guests[0].run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; journalctl -u sglang-gateway --no-pager").stdout
     )
@@ -156,7 +103,7 @@ def test_the_gateway_is_set_up_before_the_servers_and_again_changes_nothing(pool
 
 
 def test_a_roll_out_over_three_replicas_fails_no_request(pool: Pool) -> None:
-    with Client(pool.url) as client:
+    with Client(pool.url, KEY) as client:
         code, events = pool.deploy("other")
         assert code == 0, [event.text for event in events][-8:]
     assert pool.current() == ["2", "2", "2"]
@@ -168,7 +115,7 @@ def test_a_broken_one_stops_the_roll_out_and_the_others_serve_throughout(pool: P
     for guest in pool.guests:
         knobs = {"fail": "die_at_start", "fail_when": {"dsa_decode_backend": ["flashmla_kv"]}}
         guest.write("/etc/lab-sglang.json", json.dumps(knobs))
-    with Client(pool.url) as client:
+    with Client(pool.url, KEY) as client:
         code, events = pool.deploy("bad")
     assert code == 1
     assert any(f"not touched: {pool.guests[1].name}, {pool.guests[2].name}" in event.text for event in events)
@@ -179,7 +126,7 @@ def test_a_broken_one_stops_the_roll_out_and_the_others_serve_throughout(pool: P
 
 
 def test_a_rollback_of_the_group_fails_no_request(pool: Pool) -> None:
-    with Client(pool.url) as client:
+    with Client(pool.url, KEY) as client:
         assert rollback_hosts(pool.session(yes=False)[0], 1) == 0
     assert pool.current() == ["1", "1", "1"]
     assert client.ends["failed"] == 0, client.went_wrong[:3]
