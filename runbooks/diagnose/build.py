@@ -23,7 +23,8 @@ def apt() -> tuple[Signature, ...]:
         ),
         Signature(
             "apt-held",
-            r"held broken packages|[Hh]eld packages were changed|have unmet dependencies"
+            r"held broken packages|[Hh]eld packages were changed|have unmet dependencies|E: Unmet dependencies"
+            r"|but \S+ is to be installed"
             r"|trying to overwrite .*which is also in package",
             "packages of two repositories or branches exclude each other",
             "invoke provision --tags driver --check --diff shows the pins",
@@ -95,6 +96,15 @@ def pip() -> tuple[Signature, ...]:
             rank=1,
         ),
         Signature(
+            "host-compiler",
+            r"unsupported GNU version|#error -- unsupported (?:clang|Microsoft)|host compiler .* is not supported",
+            "this CUDA does not take the system's C++ compiler",
+            "a newer cuda.package, or an older g++ in CUDAHOSTCXX",
+            "flash-attn-build",
+            "CUDA's crt/host_config.h",
+            rank=1,
+        ),
+        Signature(
             "build-failed",
             r"ninja: build stopped|Failed building wheel for|Could not build wheels for|FAILED: .*\.(?:o|so)\b"
             r"|command '.*(?:ninja|gcc|nvcc|g\+\+)' failed",
@@ -107,7 +117,8 @@ def pip() -> tuple[Signature, ...]:
         Signature(
             "pip-missing",
             r"No matching distribution found for (\S+)|Could not find a version that satisfies the requirement (\S+)"
-            r"|ResolutionImpossible|conflicting dependencies|DO NOT MATCH THE HASHES|externally-managed-environment",
+            r"|ResolutionImpossible|conflicting dependencies|DO NOT MATCH THE HASHES|externally-managed-environment"
+            r"|No solution found when resolving dependencies|requirements are unsatisfiable",
             "pip cannot have what the runtime pins ({0})",
             "runtimes in the inventory: the pin, the index, and Python's version",
             "deploy-failed",
@@ -132,7 +143,8 @@ def network() -> tuple[Signature, ...]:
         Signature(
             "network",
             r"Temporary failure (?:in name resolution|resolving)|Could not resolve host|Name or service not known"
-            r"|Network is unreachable|No route to host|NameResolutionError|Failed to fetch .*(?:timed out|Could not)",
+            r"|Network is unreachable|No route to host|NameResolutionError|Failed to fetch .*(?:timed out|Could not)"
+            r"|Could not install packages due to an OSError: HTTP|error sending request for url|Max retries exceeded",
             "the host cannot reach what it downloads from",
             "its name server and route, and `proxy` in the inventory",
             "host-unreachable",

@@ -108,8 +108,20 @@ def driver() -> tuple[Signature, ...]:
             where="any",
         ),
         Signature(
+            "driver-too-old",
+            r"in this system (?:is|are) not supported by|NVRM: NVIDIA [\d.]+ driver release\."
+            r"|NVIDIA driver on your system is too old|does not include the required GPU",
+            "this driver does not know the card, or is older than the CUDA of the runtime wants",
+            "a newer driver.version in the inventory: invoke provision --tags driver",
+            "driver-mismatch",
+            "NVIDIA/open-gpu-kernel-modules #322, #393; torch.cuda",
+            rank=0,
+            where="any",
+        ),
+        Signature(
             "driver-does-not-start",
-            r"RmInitAdapter failed|rm_init_adapter failed",
+            r"RmInitAdapter failed|rm_init_adapter failed|NVIDIA probe routine failed"
+            r"|None of the NVIDIA [\w ]+ were initialized",
             "the driver does not start a card: the closed modules, a small PCI window, or a card that hangs",
             "modinfo -F license nvidia (open: Dual MIT/GPL); then invoke health",
             "driver-mismatch",
@@ -120,7 +132,8 @@ def driver() -> tuple[Signature, ...]:
         Signature(
             "module-rejected",
             r"Key was rejected by service|Required key not available|already bound to NovaCore"
-            r"|Lockdown:.*unsigned module",
+            r"|Lockdown:.*unsigned module|Loading of (?:unsigned module|module with unavailable key) is rejected"
+            r"|Unable to load the kernel module 'nvidia",
             "the nvidia module may not be loaded: Secure Boot, or another driver holds the cards",
             "switch Secure Boot off in the VM, keep nouveau and nova off, reboot: invoke provision --tags driver",
             "driver-mismatch",
@@ -163,6 +176,7 @@ def driver() -> tuple[Signature, ...]:
         Signature(
             "driver-not-loaded",
             r"couldn't communicate with the NVIDIA driver|Module nvidia(?:_\w+)? not found|Failed to initialize NVML"
+            r"|nvidia-persistenced.*Failed to query NVIDIA devices"
             r"|nvidia.*disagrees about version of symbol|nvidia-smi: (?:command )?not found|libcuda\.so.*cannot open"
             r"|CUDA driver initialization failed|nvidia.*version magic",
             "the driver's module is not loaded, or not there for the kernel that runs",
@@ -175,7 +189,7 @@ def driver() -> tuple[Signature, ...]:
         Signature(
             "no-gpus",
             r"No devices were found|No CUDA GPUs are available|no CUDA-capable device|No NVIDIA devices probed"
-            r"|CUDA unknown error",
+            r"|CUDA unknown error|Error 802: system not yet initialized",
             "the driver finds no GPU",
             "invoke health, then invoke provision --tags driver",
             "gpu-lost",

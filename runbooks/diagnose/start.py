@@ -122,7 +122,8 @@ def kernels() -> tuple[Signature, ...]:
         Signature(
             "old-compiler",
             r"ptxas fatal|nvcc fatal|Unsupported gpu architecture|Value 'sm_\d+\w?' is not defined"
-            r"|requires CUDA (?:version )?>= ?1[23]|CUDA (?:toolkit )?1[23]\.\d or (?:newer|later) is required",
+            r"|requires CUDA (?:version )?>= ?1[23]|CUDA (?:toolkit )?1[23]\.\d or (?:newer|later) is required"
+            r"|No supported CUDA architectures found|FlashInfer requires GPUs with",
             "the CUDA compiler is too old for these cards: sm_120 needs 12.8, and FlashInfer in practice 12.9",
             "cuda.package in the inventory, TRITON_PTXAS_PATH in the runtime's env: invoke provision --tags cuda",
             "deploy-failed",
@@ -131,7 +132,8 @@ def kernels() -> tuple[Signature, ...]:
         ),
         Signature(
             "unsupported-architecture",
-            r"Unsupported architecture|no kernel image is available|has no attribute 'get_num_sms'"
+            r"Unsupported architecture|no kernel image is available|is not compatible with the current PyTorch"
+            r"|has no attribute 'get_num_sms'"
             r"|name 'deep_gemm' is not defined|out of resource: shared memory|too much shared memory"
             r"|smem .*(?:exceed|too|limit)|(?:exceed|too).* smem|not supported on (?:sm|compute capability) ?_?12"
             r"|FlashAttention.?v?[34]\b.{0,80}(?:only|requires?|not supported)"
@@ -225,7 +227,8 @@ def runtime() -> tuple[Signature, ...]:
     return (
         Signature(
             "module-missing",
-            r"ModuleNotFoundError: No module named|python[\d.]*: No module named|undefined symbol: ?_Z"
+            r"ModuleNotFoundError: No module named|python[\d.]*: No module named|undefined symbol: ?(?:_Z|cu)"
+            r"|version `GLIBC\w*_[\d.]+' not found"
             r"|ImportError: (?!.*circular).*(?:\.so|cannot import name|DLL)"
             r"|error while loading shared libraries|cannot open shared object file",
             "the runtime is incomplete, or its packages do not fit together",

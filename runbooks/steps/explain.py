@@ -45,7 +45,8 @@ APT = (
     *ROOM,
     Failure(
         "module rejected",
-        r"Key was rejected by service|Required key not available|Loading of module with unavailable key is rejected",
+        r"Key was rejected by service|Required key not available"
+        r"|Loading of (module with unavailable key|unsigned module) is rejected|Lockdown: .*unsigned module",
         "Secure Boot is on, and the firmware does not know the key that DKMS signed the module with: "
         "switch Secure Boot off in the VM, or enrol /var/lib/dkms/mok.pub with mokutil and reboot at the console",
         "fixwikihub; kernel Documentation/admin-guide/module-signing.rst",
@@ -67,6 +68,12 @@ APT = (
         "pop-os/pop #3811; linux-surface #1909",
     ),
     Failure(
+        "driver too old",
+        r"in this system (is|are) not supported by|does not include the required GPU",
+        "this driver does not know the card: take a newer driver.version",
+        "open-gpu-kernel-modules #322, #393",
+    ),
+    Failure(
         "proprietary modules",
         r"requires use of the NVIDIA open kernel modules",
         "these are the proprietary modules, and Blackwell needs the open ones: driver.packages names the flavour",
@@ -74,7 +81,7 @@ APT = (
     ),
     Failure(
         "rival driver",
-        r"already bound to (nouveau|NovaCore)|No NVIDIA devices probed",
+        r"already bound to (nouveau|NovaCore)|No NVIDIA devices probed|NVIDIA probe routine was not called",
         "another driver has the cards: reboot once, nouveau and nova are kept off from then on",
         "Olares #3963",
     ),
@@ -99,7 +106,8 @@ APT = (
     ),
     Failure(
         "held or mixed packages",
-        r"you have held broken packages|Held packages were changed and -y|packages have unmet dependencies",
+        r"you have held broken packages|Held packages were changed and -y|packages have unmet dependencies"
+        r"|E: Unmet dependencies|trying to overwrite .*which is also in package",
         "packages of two repositories, or of two driver branches, exclude each other: "
         "dpkg -l '*nvidia*' and apt-mark showhold show them; purge what is not of driver.repository",
         "open-gpu-kernel-modules #537; NVIDIA/ansible-role-nvidia-driver PR 28, PR 33",
@@ -189,8 +197,15 @@ BUILD = (
         "torch.utils.cpp_extension",
     ),
     Failure(
+        "host compiler",
+        r"unsupported GNU version",
+        "this CUDA does not take the system's g++: a newer cuda.package, or an older g++ in CUDAHOSTCXX",
+        "CUDA's crt/host_config.h",
+    ),
+    Failure(
         "CUDA too old",
-        r"Unsupported gpu architecture|is not defined for option 'gpu-name'|FlashAttention is only supported on CUDA",
+        r"Unsupported gpu architecture|is not defined for option 'gpu-name'|not supported on .target"
+        r"|FlashAttention is only supported on CUDA",
         "CUDA too old for the card; sm_120 needs 12.8, and in practice 12.9",
         "triton #8539; vllm #50705",
     ),
@@ -202,7 +217,8 @@ BUILD = (
     ),
     Failure(
         "another torch's ABI",
-        r"undefined symbol: _ZN?[A-Za-z0-9]*(c10|at|torch)|undefined symbol: .*(c10|at[0-9]|torch)",
+        r"undefined symbol: _ZN?[A-Za-z0-9]*(c10|at|torch)|undefined symbol: .*(c10|at[0-9]|torch)"
+        r"|cannot import name .* from 'sgl_kernel'",
         "the wheel was compiled against another torch: rm -r its folder, then the same command again",
         "flash-attention #1644, #1832, #1783, #975",
     ),
@@ -229,7 +245,7 @@ PIP = (
     ),
     Failure(
         "pins exclude each other",
-        r"ResolutionImpossible|conflicting dependencies",
+        r"ResolutionImpossible|conflicting dependencies|No solution found when resolving",
         "the pins exclude each other: a package of the list asks for another version of a second one; "
         "what SGLang pins too old goes in `overrides`",
         "sglang #19408",
@@ -286,6 +302,24 @@ RUNTIME = (
         r"libcuda\.so\.1: cannot open shared object|libnvidia-ml\.so\.1: cannot open",
         "the driver's libraries are not installed: invoke provision --tags driver",
         "glibc ld.so",
+    ),
+    Failure(
+        "driver too old",
+        r"undefined symbol: cu[A-Z]|NVIDIA driver on your system is too old",
+        "the driver is older than the CUDA of these packages: a newer driver.version, or packages for an older CUDA",
+        "sglang #8654",
+    ),
+    Failure(
+        "system too old",
+        r"version .GLIBC[A-Z]*_[0-9.]+. not found",
+        "a wheel is for a newer system than this one: another version of it, or a newer distribution",
+        "glibc ld.so",
+    ),
+    Failure(
+        "packages of two releases",
+        r"ImportError: cannot import name",
+        "two packages of the list do not belong together: the line above names them; pin both as SGLang's wheel does",
+        "sglang #27654",
     ),
     Failure(
         "CUDA library",

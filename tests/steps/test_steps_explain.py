@@ -70,6 +70,18 @@ CASES = [
     ("runtime", "model unknown", "KeyError: 'glm_moe_dsa'"),
     ("runtime", "no driver library", "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"),
     ("runtime", "CUDA library", "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"),
+    ("apt", "driver too old", "NVRM: in this system is not supported by the 280.13 NVIDIA Linux"),
+    ("apt", "module rejected", "kernel: Loading of unsigned module is rejected"),
+    ("apt", "rival driver", "NVRM: The NVIDIA probe routine was not called for 3 device(s)."),
+    ("apt", "held or mixed packages", "E: Unmet dependencies. Try 'apt --fix-broken install' with no packages"),
+    ("apt", "held or mixed packages", "dpkg: error processing archive libnvidia-gl-580.deb (--unpack):\n trying to overwrite "
+     "'/usr/share/egl/10_nvidia.json', which is also in package libnvidia-egl-wayland1"),
+    ("build", "host compiler", "crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 13"),
+    ("build", "CUDA too old", "ptxas x.ptx, line 15870; error   : Instruction 'cvt with .e2m1x2' not supported on .target 'sm_120'"),
+    ("runtime", "pins exclude each other", "  x No solution found when resolving dependencies:"),
+    ("runtime", "driver too old", "ImportError: sgl_kernel/spatial_ops.abi3.so: undefined symbol: cuGreenCtxDestroy"),
+    ("runtime", "system too old", "ImportError: libc.so.6: version `GLIBC_2.38' not found (required by common_ops.abi3.so)"),
+    ("runtime", "packages of two releases", "ImportError: cannot import name 'LayerRepository' from 'kernels'"),
 ]  # fmt: skip
 
 
