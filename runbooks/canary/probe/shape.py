@@ -167,9 +167,11 @@ def _alternates(text: str) -> str:
 
 
 def _runs(text: str) -> list[tuple[str, list[str]]]:
-    """Neighbouring stretches of letters of one script."""
+    """Neighbouring stretches of letters of one script; names and abbreviations in capitals belong to every script."""
     runs: list[tuple[str, list[str]]] = []
     for word in _WORD.findall(text):
+        if word[0].isascii() and word[0].isupper():
+            continue
         for script, letters in groupby(word, key=_script):
             if runs and runs[-1][0] == script:
                 runs[-1][1].append("".join(letters))
