@@ -28,6 +28,7 @@ class Asked:
     cached: bool
     body: dict[str, Any]
     key: str
+    before: list[Asked] = field(default_factory=list)  # every request until now, in order
 
     @property
     def tokens(self) -> int:
@@ -104,6 +105,7 @@ class Scripted:
                 cached=cached,
                 body=body,
                 key=key,
+                before=list(self.seen),
             )
             self.seen.append(asked)
         return asked

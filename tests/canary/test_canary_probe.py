@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runbooks.canary.probe import cli
-from runbooks.canary.probe.battery import BATTERIES, QUICK
+from runbooks.canary.probe.battery import BATTERIES, FULL, QUICK
 from runbooks.canary.probe.client import Endpoint
 from runbooks.canary.probe.run import Canary
 from tests.canary.scripted_server import Asked, Scripted, healthy
@@ -83,28 +83,67 @@ def test_the_gate_sends_64_at_once() -> None:
     assert events[-1]["asked"][-2:] == ["burst-64", "again"]
 
 
+def _sum(asked: Asked, number: int) -> bool:
+    """The greedy sum by itself, for the so-manieth time: bursts have another limit of tokens."""
+    asked_before = [one for one in asked.before if one.text == asked.text and one.body["max_tokens"] == 24]
+    return "2+2" in asked.text and asked.body["max_tokens"] == 24 and len(asked_before) == number
+
+
+def _burst(size: int) -> Callable[[Asked], bool]:
+    """One request of the burst of this size: the last that came, which is told by the number of those before."""
+    sizes = [prompt.streams for prompt in FULL if prompt.streams > 1]
+    at = sum(sizes[: sizes.index(size) + 1]) - 1
+    return lambda asked: (
+        asked.body["max_tokens"] == 32 and sum(one.body["max_tokens"] == 32 for one in asked.before) == at
+    )
+
+
+def _edge(tokens: int) -> Callable[[Asked], bool]:
+    return lambda asked: asked.body["max_tokens"] == 16 and asked.tokens % 64 == tokens % 64
+
+
 FAULTS: dict[str, Callable[[Asked], bool]] = {
-    "arithmetic": lambda asked: asked.number == 0,
+    "arithmetic": lambda asked: _sum(asked, 0),
     "capital": lambda asked: asked.logprobs,
     "story": lambda asked: asked.greedy and "story" in asked.text,
-    "needle-below": lambda asked: 1000 < asked.length < 1700 and not asked.cached,
-    "repeat": lambda asked: 1000 < asked.length < 1700 and asked.cached,
+    "needle-below": lambda asked: 1300 < asked.length < 1700 and not asked.cached,
+    "repeat": lambda asked: 1300 < asked.length < 1700 and asked.cached,
     "count-across": lambda asked: "1 to 20" in asked.text,
-    "needle-above": lambda asked: asked.length > 3000 and asked.greedy,
+    "needle-above": lambda asked: 3000 < asked.length < 5000 and asked.greedy,
     "sampled": lambda asked: not asked.greedy and "story" in asked.text,
     "sampled-long": lambda asked: not asked.greedy and asked.length > 3000,
-    "burst-8": lambda asked: asked.body["max_tokens"] == 32,
+    "again": lambda asked: _sum(asked, 1),
+    "again-72": lambda asked: _sum(asked, 2),
+    "needle-far": lambda asked: asked.length > 10_000,
+    "think": lambda asked: "prime" in asked.text,
+    **{f"burst-{size}": _burst(size) for size in (8, 3, 13, 16, 33, 64, 72)},
+    **{f"edge{tokens:+d}": _edge(tokens) for tokens in (0, 1, 4, 5, 6, 7, 8, 9, 10, -1)},
 }
 
 
-@pytest.mark.parametrize("prompt", FAULTS)
-def test_each_prompt_alone_catches_its_fault(prompt: str) -> None:
+def alone(prompt: str, battery: str) -> tuple[str, set[str]]:
+    """The verdict and the failing prompts where only this one meets its fault."""
+
     def answer(asked: Asked) -> str | None:
         return GARBAGE if FAULTS[prompt](asked) else healthy(asked)
 
     with Scripted(answer) as server:
-        verdict, events = run(server)
-    assert (verdict, failing(events)) == ("degraded", {prompt})
+        verdict, events = run(server, battery)
+    return verdict, failing(events)
+
+
+@pytest.mark.parametrize("prompt", [prompt.name for prompt in QUICK])
+def test_each_prompt_alone_catches_its_fault(prompt: str) -> None:
+    assert alone(prompt, "quick") == ("degraded", {prompt})
+
+
+@pytest.mark.parametrize("prompt", [prompt.name for prompt in FULL[len(QUICK) :]])
+def test_each_prompt_of_the_full_battery_alone_catches_its_fault(prompt: str) -> None:
+    assert alone(prompt, "full") == ("degraded", {prompt})
+
+
+def test_no_prompt_is_without_such_a_fault() -> None:
+    assert set(FAULTS) == {prompt.name for prompt in FULL}
 
 
 def test_every_prompt_says_which_failure_it_stands_for() -> None:
