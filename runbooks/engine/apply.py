@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from runbooks.engine import lock
 from runbooks.engine.errors import RunbookError, StepFailed, page_of
 from runbooks.engine.follow import MARK
-from runbooks.engine.jobs import run_job
+from runbooks.engine.jobs import full_disk, run_job
 from runbooks.engine.progress import Meter
 from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Reporter
@@ -89,13 +89,14 @@ def _run(
         raise Stopped(host=connection.name, step=stage)
     if result.rc != 0:
         step, change = changes[teller.current]
+        said = [*teller.said[-12:], *full_disk(connection)]
         raise StepFailed(
             _ENDS.get(result.rc, f"failed with exit code {result.rc}"),
             host=connection.name,
             step=step.id,
-            details=[*teller.said[-12:], f"the whole log: {result.folder}/log on {connection.name}"],
+            details=[*said, f"the whole log: {result.folder}/log on {connection.name}"],
             next=change.next or connection.target.ssh,
-            page=change.page or page_of(teller.said),
+            page=change.page or page_of(said),
         )
 
 

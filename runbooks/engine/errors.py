@@ -12,7 +12,8 @@ UsageError              exit 2   wrong option, inventory or environment: nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 
 class RunbookError(Exception):
@@ -51,6 +52,12 @@ class RunbookError(Exception):
         if pointers:
             lines.append("  " + "     ".join(pointers))
         return "\n".join(lines)
+
+
+def page_of(lines: Iterable[str]) -> str | None:
+    """The page for what a failed command printed, where that names a cause that any command can meet."""
+    full = re.compile(r"No space left on device|Disk quota exceeded| 100% /")  # the last one: a line of df
+    return "disk-full" if any(full.search(line) for line in lines) else None
 
 
 class Unreachable(RunbookError):

@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping
 
 from runbooks import paths
 from runbooks.engine import lock
-from runbooks.engine.errors import StepFailed
+from runbooks.engine.errors import StepFailed, page_of
 from runbooks.engine.follow import JobResult, follow
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
+from runbooks.engine.shell import Answer
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
@@ -68,7 +69,7 @@ elif [ $(( $(now) - began )) -ge {limit:.0f} ] && {{ [ "$rc" -eq 124 ] || [ "$rc
 fi
 kill "$guard" 2>/dev/null
 rm -rf script uploads
-echo "$rc" >rc.new && mv rc.new rc
+echo "$rc" 1<>rc.new && mv rc.new rc  # into the room that was kept for it: the disk may be full by now
 """
 
 _START = """\
@@ -79,8 +80,8 @@ ls -1dt -- */ 2>/dev/null | tail -n +{kept} | while read -r old; do
 done
 if [ -e {name}/lock ] && ! flock -n {name}/lock true; then echo attached; exit 0; fi
 rm -rf {name} && mkdir -p {name}/uploads && cd {name} || exit 1
-cat /proc/sys/kernel/random/boot_id >boot_id; : >log; : >lock; printf '%s\\n' {about} >about
-cat >script.new && mv script.new script
+cat /proc/sys/kernel/random/boot_id >boot_id && : >log && : >lock && printf '%s\\n' {about} >about || exit 1
+printf '\\n\\n\\n\\n' >rc.new && cat >script.new && mv script.new script || exit 1
 echo created
 """
 
@@ -141,10 +142,23 @@ def _create(connection: Connection, label: str, script: str, about: Mapping[str,
     answer = connection.ask(start, stdin=script.encode())
     said = answer.out.strip()
     if said not in ("created", "attached"):
-        raise StepFailed(
-            f"the job {label} could not be created", host=connection.name, details=answer.err.splitlines()[-3:]
-        )
+        raise _not_made(connection, f"the job {label} could not be created in {paths.JOBS}", answer)
     return said
+
+
+def full_disk(connection: Connection) -> list[str]:
+    """Where jobs keep their logs no room may be left, and then the log cannot say so: a line that does."""
+    answer = connection.ask(f"df -Pk -- {paths.STATE} | awk 'NR == 2 && $4 < 64 {{ print $6 }}'", deadline=10)
+    mount = answer.out.strip()
+    return [f"{paths.STATE}: No space left on device (on {mount})"] if mount else []
+
+
+def _not_made(connection: Connection, what: str, answer: Answer) -> StepFailed:
+    lines = [*answer.err.splitlines()[-3:], *full_disk(connection)]
+    full = page_of(lines)
+    return StepFailed(
+        what, host=connection.name, details=lines, next=f"df -h {paths.STATE}" if full else None, page=full
+    )
 
 
 def _launch(connection: Connection, name: str, folder: str, label: str, limit: float, changes: bool) -> None:
@@ -155,6 +169,4 @@ def _launch(connection: Connection, name: str, folder: str, label: str, limit: f
     launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"))
     answer = connection.ask(launch, stdin=supervisor.encode())
     if answer.rc != 0:
-        raise StepFailed(
-            f"the job {name} could not be started", host=connection.name, details=answer.err.splitlines()[-3:]
-        )
+        raise _not_made(connection, f"the job {name} could not be started in {folder}", answer)

@@ -209,7 +209,8 @@ def table_lines(event: Event) -> list[str]:
 
 def progress_text(event: Event) -> str:
     done, total, unit = event.data["done"], event.data["total"], event.data["unit"]
-    amount = f"{done:.4g}" + (f"/{total:.4g}" if total else "") + (f" {unit}" if unit else "")
+    known = done or total  # nothing done of an unknown amount: the detail says it all
+    amount = f"{done:.4g}" + (f"/{total:.4g}" if total else "") + (f" {unit}" if unit else "") if known else ""
     return "  ".join(part for part in (event.text, amount, event.data["detail"]) if part)
 
 

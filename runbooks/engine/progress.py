@@ -59,7 +59,8 @@ class Meter:
                 min(self._apt_done, 2 * self._packages), 2 * self._packages, "steps", f"{match[1]} {match[2]}"
             )
         if match := re.match(r"Waiting for cache lock: (.*)", line):
-            return Progress(0, None, detail=_short(match[1]))
+            holder = re.search(r"held by process \d+ \(.*\)", match[1])
+            return Progress(0, None, detail=f"waiting for apt's lock: {holder[0] if holder else _short(match[1])}")
         return None
 
     def _pip(self, line: str) -> Progress | None:

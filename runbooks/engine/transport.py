@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
+from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, RunbookError, Unreachable, UsageError, page_of
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer, Shell
 
@@ -113,7 +113,8 @@ class Connection:
         if source != "cat":
             self.ask(f"rm -f -- {quote(source.removeprefix('cat '))}")
         if answer.rc != 0:
-            raise Unreachable(f"could not write {path}", host=self.name, details=answer.err.strip().splitlines()[-3:])
+            said = answer.err.strip().splitlines()[-3:]
+            raise RunbookError(f"could not write {path}", host=self.name, details=said, page=page_of(said))
 
     def fetch(self, path: str) -> bytes:
         """Read a whole file as root, block by block."""

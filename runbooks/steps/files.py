@@ -280,7 +280,7 @@ def write_file(
     script = f"""\
 {make_parents(path)}
 t=$(mktemp {quote(folder + "/.rb-XXXXXXXX")})
-{fill} >"$t"
+{fill} >"$t" || {{ df -hP "$t"; rm -f -- "$t"; exit 1; }}
 {keep_owner(owner)}
 chmod -- {mode:04o} "$t"
 mv -fT -- "$t" {quote(path)}"""

@@ -32,7 +32,7 @@ def test_a_job_is_followed_to_its_exit_code(local: Connection) -> None:
     )  # fmt: skip
     assert (result.rc, lines) == (5, ["one", "two", "three"])
     folder = Path(result.folder)
-    assert (folder / "rc").read_text() == "5\n"
+    assert (folder / "rc").read_text().strip() == "5"
     assert (folder / "log").read_text() == "one\ntwo\nthree"
     assert not (folder / "script").exists()
     assert folder.stat().st_mode & 0o777 == 0o700

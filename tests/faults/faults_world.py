@@ -49,7 +49,7 @@ def slow(seconds: int, *, name: str = "slow") -> Command:
 class Said(Recorder):
     def __init__(self) -> None:
         super().__init__()
-        self.watch: dict[str, Callable[[], None]] = {}
+        self.watch: dict[str, Callable[[], object]] = {}
 
     def show(self, event: Event) -> None:
         """Keeps everything; the first time that a watched text turns up, it does what was asked for then."""
@@ -67,7 +67,13 @@ class Ran:
 
     @property
     def text(self) -> str:
-        return "\n".join([*map(str, self.result.failed), *self.said.texts])
+        return "\n".join(
+            [
+                *map(str, self.result.failed),
+                *self.said.texts,
+                *(str(event.data.get("detail", "")) for event in self.said.events),
+            ]
+        )
 
 
 @dataclass
@@ -81,7 +87,7 @@ class World:
         self,
         extra: Sequence[Step] = (),
         *,
-        when: Mapping[str, Callable[[], None]] | None = None,
+        when: Mapping[str, Callable[[], object]] | None = None,
         target: Mapping[str, object] | None = None,
         **options: object,
     ) -> Ran:

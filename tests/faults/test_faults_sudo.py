@@ -1,0 +1,131 @@
+"""Becoming root: by the sudo that Ubuntu 25.10 and Debian 13 have, and by a password that a person types once."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.guest import Guest
+from lab.lab import Lab
+from runbooks.engine.errors import Unreachable
+from runbooks.engine.secret import Secret
+from runbooks.engine.transport import Connection, Target
+
+pytestmark = pytest.mark.lab
+ROOT = Path(__file__).parents[2]
+PASSWORD = "touch /tmp/ran; right horse"  # as a command it would leave a mark
+
+_PAT = f"""\
+id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat
+echo 'pat:{PASSWORD}' | chpasswd
+install -d -m 700 -o pat /home/pat/.ssh
+install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/
+"""
+# Debian 12 has none; that of 13 brings its own C library, so the guest is thrown away afterwards.
+_SUDO_RS = """\
+mirror=$(sed -n 's/^URIs: //p' /etc/apt/sources.list.d/*.sources | head -n 1)
+echo "deb $mirror trixie main" >/etc/apt/sources.list.d/next.list
+export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
+apt-get -q update >/dev/null && apt-get -q -y --no-install-recommends install sudo-rs >/dev/null 2>&1
+ln -sf ../lib/cargo/bin/sudo /usr/bin/sudo && sudo --version 2>&1
+"""
+
+
+@pytest.fixture(scope="module")
+def rust(lab: Lab) -> Iterator[Guest]:
+    """A guest whose sudo is the real sudo-rs."""
+    guest = lab.add()
+    try:
+        guest.run(_PAT)
+        assert "sudo-rs" in guest.run(_SUDO_RS, timeout=300).stdout
+        yield guest
+    finally:
+        lab.remove(guest)
+
+
+def _ask(guest: Guest, rule: str, password: str | None) -> str:
+    guest.run(f"printf '{rule}\\n' >/etc/sudoers.d/pat")
+    target = Target(
+        name=guest.name,
+        address=guest.address,
+        user="pat",
+        key=guest.keys / "id_ed25519",
+        known_hosts=guest.keys / "known_hosts",
+        sudo_password=Secret(password) if password else None,
+    )
+    with Connection(target) as connection:
+        return connection.ask("id -u; ls /tmp/ran 2>/dev/null").out
+
+
+@pytest.mark.slow
+def test_sudo_rs_makes_root(rust: Guest) -> None:
+    assert _ask(rust, "pat ALL=(ALL) NOPASSWD: ALL", None).split() == ["0"]
+    for _ in range(2):  # the second time there may be a ticket: the shell never gets the password
+        assert _ask(rust, "pat ALL=(ALL) ALL", PASSWORD).split() == ["0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "password", "said"),
+    [
+        ("pat ALL=(ALL) ALL", "wrong donkey", "sudo did not take the password"),
+        ("pat ALL=(ALL) ALL", None, "sudo asks for a password, and the inventory gives none"),
+        ("# nothing for pat", PASSWORD, "does not let this login become root"),
+        ("# nothing for pat", None, "does not let this login become root"),
+    ],
+)
+def test_sudo_rs_refuses(rust: Guest, rule: str, password: str | None, said: str) -> None:
+    with pytest.raises(Unreachable, match=said) as refused:
+        _ask(rust, rule, password)
+    assert "right horse" not in str(refused.value)
+
+
+def test_a_person_is_asked_once_for_all_hosts(guest: Guest, tmp_path: Path) -> None:
+    """On a terminal, without an echo; two hosts whose login is the same person's."""
+    guest.run(_PAT + "printf 'pat ALL=(ALL) ALL\\n' >/etc/sudoers.d/pat")
+    text = guest.keys.joinpath("inventory.yaml").read_text()
+    login = f"address: {guest.address}, user: pat, sudo: password, key: {guest.keys}/id_ed25519"
+    text = re.sub(r"(?ms)^hosts:\n.*?\n\n", f"hosts:\n  one: {{{login}}}\n  two: {{{login}}}\n\n", text)
+    (tmp_path / "inventory.yaml").write_text(text)
+    said = _on_a_terminal(
+        [sys.executable, "-m", "invoke", "status", "--inventory", str(tmp_path / "inventory.yaml")],
+        waits_for="sudo password of pat",
+        types=PASSWORD + "\n",
+    )
+    assert said.count("sudo password of pat") == 1, said
+    assert "right horse" not in said
+    assert re.search(r"one .*two ", said.partition("sudo password")[2], re.DOTALL), said
+    assert guest.run("ls /tmp/ran 2>/dev/null; true").stdout == ""
+    guest.run("rm -f /etc/sudoers.d/pat")
+
+
+def _on_a_terminal(argv: list[str], *, waits_for: str, types: str, seconds: float = 60.0) -> str:
+    master, slave = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    with subprocess.Popen(
+        argv, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=env, start_new_session=True
+    ) as process:
+        os.close(slave)
+        said, deadline = b"", time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if select.select([master], [], [], 0.2)[0]:
+                try:
+                    said += os.read(master, 65536)
+                except OSError:  # its end of the terminal is closed
+                    break
+            if types and waits_for.encode() in said:
+                os.write(master, types.encode())
+                types = ""
+        else:
+            process.kill()
+    os.close(master)
+    return said.decode("utf-8", "replace")
