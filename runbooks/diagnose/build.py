@@ -133,7 +133,7 @@ def network() -> tuple[Signature, ...]:
         Signature(
             "ssh",
             r"ssh: connect to host|Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
-            r"|kex_exchange_identification|Permission denied \(publickey",
+            r"|(?<!error: )kex_exchange_identification|Permission denied \(publickey",
             "the host does not let us in, or is not the one that it was",
             "the page tells which, before anything is overwritten",
             "host-unreachable",

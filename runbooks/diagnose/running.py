@@ -186,7 +186,7 @@ def echoes() -> tuple[Signature, ...]:
     return (
         Signature(
             "left-over-process",
-            r"Found left-over process \d+ \(([^)]*)\)|remains running after unit stopped|<defunct>"
+            r"Found left-over process \d+ \(([^)]*)\)|^(?!.*\brb-).*remains running after unit stopped|<defunct>"
             r"|still around after (?:final )?SIGKILL|uvm_spin_loop",
             "a process of an earlier server lives on: it keeps the port and the GPUs' memory",
             "systemctl kill --signal=KILL sglang; one that does not go needs a reboot",

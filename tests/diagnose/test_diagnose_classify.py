@@ -33,7 +33,12 @@ LINES = {
     )
 }
 
-HEALTHY_FILES = (*sorted((DATA / "healthy").iterdir()), DATA / "healthy-journal.txt")
+CAPTURES = Path(__file__).parents[1] / "lab" / "data"  # of a real driver with two H200
+HEALTHY_FILES = (
+    *sorted((DATA / "healthy").iterdir()),
+    DATA / "healthy-journal.txt",
+    *sorted(CAPTURES.glob("smi-*")),
+)
 
 HEALTHY = (
     "nvidia: module verification failed: signature and/or required key missing - tainting kernel",
@@ -139,3 +144,8 @@ def test_no_pattern_is_for_one_machine() -> None:
 )
 def test_a_unit_that_is_down_without_a_word(unit: dict[str, str], name: str) -> None:
     assert classify("", "", unit).name == name
+
+
+def test_there_are_enough_healthy_logs_to_mean_something() -> None:
+    """Of installations, builds, boots and servers: most from our own runs, of real apt, dkms, pip and nvidia-smi."""
+    assert len(HEALTHY_FILES) >= 20
