@@ -32,7 +32,7 @@ from lab.guest import Guest
 from lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
-ROUND_TRIP = 0.025  # seconds
+ROUND_TRIP = 0.1  # seconds: long beside what a run varies by, so that the difference counts round trips
 
 Host = Mapping[str, str]
 Tool = Callable[[], float]
@@ -67,10 +67,17 @@ class Bench:
         ]
 
     def ours(self, hosts: Sequence[Host], play: Play, *options: str) -> float:
+        return timed(self._ours(hosts, play, *options))
+
+    def our_memory(self, hosts: Sequence[Host], play: Play) -> float:
+        """The process's largest resident size, in MiB."""
+        done = subprocess.run(self._ours(hosts, play), cwd=ROOT, capture_output=True, text=True, check=True)
+        return float(re.findall(r"(\d+) MiB at most", done.stdout)[-1])
+
+    def _ours(self, hosts: Sequence[Host], play: Play, *options: str) -> list[str]:
         targets = self.folder / "targets.json"
         targets.write_text(json.dumps(hosts))
-        argv = [sys.executable, "-m", "bench.engine.ours", str(targets), "--copies", str(play.copies), *options]
-        return timed(argv)
+        return [sys.executable, "-m", "bench.engine.ours", str(targets), "--copies", str(play.copies), *options]
 
     def peer(self, name: str, hosts: Sequence[Host], play: Play) -> float:
         folder = self.folder / name
@@ -87,8 +94,8 @@ class Bench:
     def ssh(self, hosts: Sequence[Host], script: Path) -> float:
         """Side by side, one plain ssh a host."""
         argv = [
-            f"ssh -F /dev/null -i {host['key']} -o UserKnownHostsFile={host['known_hosts']} root@{host['address']} sh"
-            f" <{script} >/dev/null &"
+            f"ssh -F /dev/null -p {host.get('port', 22)} -i {host['key']} -o UserKnownHostsFile={host['known_hosts']}"
+            f" root@{host['address']} sh <{script} >/dev/null &"
             for host in hosts
         ]
         return timed(["sh", "-c", "\n".join([*argv, "wait"])])
@@ -137,19 +144,27 @@ def from_scratch(bench: Bench, count: int) -> tuple[dict[str, float], dict[str, 
 
 
 def far_away(bench: Bench, count: int) -> tuple[dict[str, float], dict[str, float]]:
-    """A link of 25 ms; in round trips that it costs over the same run without delay."""
+    """A far link, in round trips that it adds: to ours, and to `ssh host true`, which connects, opens a channel
+    and has one command answered, as we do before the two exchanges of a converged run.
+    """
     play, near = Play(), bench.hosts[0]
-    known = bench.folder / "known_hosts_far"
+    nothing, known = bench.folder / "nothing.sh", bench.folder / "known_hosts_far"
+    nothing.write_text("true\n")
     with delayed((near["address"], 22), ROUND_TRIP / 2) as port:
         text = Path(near["known_hosts"]).read_text()
         known.write_text(text.replace(f"{near['address']} ", f"[127.0.0.1]:{port} "))
         far = {**near, "address": "127.0.0.1", "port": port, "known_hosts": str(known)}
         tools: dict[str, Tool] = {
             "ours": lambda: bench.ours([near], play),
-            "ours, 25 ms": lambda: bench.ours([far], play),  # type: ignore[list-item]
+            "ours, far": lambda: bench.ours([far], play),  # type: ignore[list-item]
+            "ssh": lambda: bench.ssh([near], nothing),
+            "ssh, far": lambda: bench.ssh([far], nothing),  # type: ignore[list-item]
         }
         times = rounds(tools, count)
-    return times, {"round_trips_25ms": (times["ours, 25 ms"] - times["ours"]) / ROUND_TRIP}
+    return times, {
+        "round_trips": (times["ours, far"] - times["ours"]) / ROUND_TRIP,
+        "round_trips_of_ssh_true": (times["ssh, far"] - times["ssh"]) / ROUND_TRIP,
+    }
 
 
 def growth(bench: Bench, count: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -176,7 +191,12 @@ def fleet(bench: Bench, count: int, *, slow: bool) -> tuple[dict[str, float], di
     if slow:
         tools["ansible"] = lambda: bench.peer("ansible", bench.hosts, play)
     times = rounds(tools, count)
-    ratios = {"fleet_ssh_limit": times["ours"] / times["ssh"], "fleet_pyinfra": times["pyinfra"] / times["ours"]}
+    more = len(bench.hosts) - 1
+    ratios = {
+        "fleet_ssh_limit": times["ours"] / times["ssh"],
+        "fleet_pyinfra": times["pyinfra"] / times["ours"],
+        "fleet_mib_a_host": (bench.our_memory(bench.hosts, play) - bench.our_memory(bench.hosts[:1], play)) / more,
+    }
     return times, ratios | ({"fleet_ansible": times["ansible"] / times["ours"]} if slow else {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,11 @@ def delayed(to: tuple[str, int], seconds: float) -> Iterator[int]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
 
 
 async def _join(
@@ -31,6 +37,7 @@ async def _join(
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
     loop = asyncio.get_running_loop()
-    while data := await reader.read(64 * 1024):
-        loop.call_later(seconds, writer.write, data)
+    with contextlib.suppress(ConnectionResetError):  # how some clients say goodbye
+        while data := await reader.read(64 * 1024):
+            loop.call_later(seconds, writer.write, data)
     loop.call_later(seconds, writer.close)
