@@ -32,12 +32,12 @@ async def _join(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: tuple[str, int], seconds: float
 ) -> None:
     far_reader, far_writer = await asyncio.open_connection(*to)
-    await asyncio.gather(_pass(reader, far_writer, seconds), _pass(far_reader, writer, seconds))
+    with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):  # a client's goodbye, and our own
+        await asyncio.gather(_pass(reader, far_writer, seconds), _pass(far_reader, writer, seconds))
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(ConnectionResetError):  # how some clients say goodbye
-        while data := await reader.read(64 * 1024):
-            loop.call_later(seconds, writer.write, data)
+    while data := await reader.read(64 * 1024):
+        loop.call_later(seconds, writer.write, data)
     loop.call_later(seconds, writer.close)
