@@ -14,6 +14,7 @@ AT_BOOT = ("ciuser", "sshkeys", "ipconfig0", "nameserver", "searchdomain")
 """Cloud-init reads these once, at the first boot of an instance: a later value is for a VM that is rebuilt."""
 _KEPT_PARTS = {"net": ("macaddr", "firewall", "mtu", "queues")}  # PVE's or a person's, and not ours to take away
 _FAMILIES = ("hostpci", "numa")
+_OPTIONAL = (*ROOT_ONLY, "nameserver", "searchdomain")  # ours where the inventory has them, and gone where it has not
 _DEFAULTS = {"onboot": "0", "protection": "0", "numa": "0", "rombar": "1", "keephugepages": "0"}
 
 
@@ -98,11 +99,11 @@ def compare(wanted: Mapping[str, str], found: Found) -> Difference:
 
 
 def _leftovers(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """Cards and NUMA nodes too many, and root's keys that are not wanted any more (p2p taken back)."""
+    """Cards and NUMA nodes too many, and options that are not wanted any more (p2p taken back)."""
     return [
         key
         for key in there
-        if key not in wanted and (key in ROOT_ONLY or (key[-1:].isdigit() and key.rstrip("0123456789") in _FAMILIES))
+        if key not in wanted and (key in _OPTIONAL or (key[-1:].isdigit() and key.rstrip("0123456789") in _FAMILIES))
     ]
 
 

@@ -46,8 +46,10 @@ for d in {PCI}/*; do
   for name in current_link_speed current_link_width max_link_speed max_link_width power/control d3cold_allowed; do
     set -- "$@" "$(own $name)"
   done
-  set -- "$@" "$(own reset_method)" "$(own resource | sed -n 2p)"
-  printf '%s|' "$@" "$(od -An -tx2 -N2 "$d/config" 2>/dev/null | tr -d ' ')"
+  case $(own class) in 0x0604*) line=16 ;; *) line=2 ;; esac
+  set -- "$@" "$(own reset_method)" "$(own resource | sed -n ${{line}}p)"
+  above=$(readlink -f "$d/..")
+  printf '%s|' "$@" "$(od -An -tx2 -N2 "$d/config" 2>/dev/null | tr -d ' ')" "${{above##*/}}"
   echo
 done
 part guests
@@ -56,6 +58,8 @@ for f in /etc/pve/qemu-server/*.conf; do
   v=${{f##*/}}; v=${{v%.conf}}; on=off; [ ! -e "/run/qemu-server/$v.pid" ] || on=on
   sed -n '/^\\[/q;/^hostpci[0-9]*:/p' "$f" | sed "s/^/$v $on /"
 done
+part backups; cat /etc/pve/jobs.cfg /etc/pve/vzdump.cron 2>/dev/null
+part pools; grep '^pool:' /etc/pve/user.cfg 2>/dev/null
 part acs
 ! command -v lspci >/dev/null || lspci -vv 2>/dev/null | grep -E 'PCI bridge|ACSCtl' | grep -B1 ACSCtl | head -n 64
 part dmesg; dmesg 2>/dev/null | grep -E '{"|".join(TELLING)}' | tail -n 200
@@ -82,8 +86,9 @@ class Device:
     power: str
     d3cold: str
     reset: str
-    bar1: int
+    bar1: int  # of a bridge: its window for what is 64 bits and prefetchable
     vendor_now: str
+    above: str = ""  # the address of the bridge that it hangs on
 
     @property
     def is_bridge(self) -> bool:
@@ -114,6 +119,8 @@ class NodeState:
     listed: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
     guests: tuple[tuple[int, bool, str], ...] = ()
+    backups: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
     acs: tuple[str, ...] = ()
     dmesg: tuple[str, ...] = ()
 
@@ -152,6 +159,8 @@ def read(text: str) -> NodeState:
         guests=tuple(
             (int(vm), on == "on", rest) for vm, on, rest in (line.split(" ", 2) for line in parts.get("guests", []))
         ),
+        backups=tuple(parts.get("backups", [])),
+        pools=tuple(parts.get("pools", [])),
         acs=tuple(parts.get("acs", [])),
         dmesg=tuple(parts.get("dmesg", [])),
     )
@@ -163,9 +172,9 @@ def iommu_width(capability: int) -> int:
 
 
 def _device(line: str) -> Device:
-    fields = (*line.split("|"), *["-"] * 18)[:18]
+    fields = (*line.split("|"), *["-"] * 19)[:19]
     (address, vendor, device, kind, sub_vendor, sub_device, driver, group, numa, *rest) = fields
-    speed, width, max_speed, max_width, power, d3cold, reset, bar, now = rest
+    speed, width, max_speed, max_width, power, d3cold, reset, bar, now, above = rest
     return Device(
         address=address,
         id=f"{_hex(vendor)}:{_hex(device)}",
@@ -183,6 +192,7 @@ def _device(line: str) -> Device:
         reset=reset,
         bar1=_bar_size(bar),
         vendor_now=now,
+        above=above,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runbooks.inventory.shape import Gpus, Node, Vm
-from runbooks.proxmox import properties
+from runbooks.proxmox import backups, properties
 from runbooks.proxmox.failures import explain
 from runbooks.proxmox.look import Device, NodeState
 
@@ -15,6 +15,7 @@ GIB = 1 << 30
 HEADROOM = 8 * GIB  # bytes that a node keeps for itself, QEMU and page tables
 FRESH_KERNEL = (6, 14)  # huge pfnmap: before it, mapping 128 GiB BARs takes minutes (Ubuntu bug 2111861)
 FRESH_QEMU = (9, 2)  # aligned mmaps of BARs (CentOS qemu-kvm MR 366)
+FRESH_OVMF = (2022, 11)  # PlatformDynamicMmioWindow: before it, 32 GiB whatever the CPU can address (tianocore/edk2)
 BAD_KERNELS = ("6.8.12-12-pve", "6.14.8-1-pve")  # strongtz/i915-sriov-dkms #312, #322
 NODE_TAG = "invoke provision --tags node"
 
@@ -43,11 +44,13 @@ def checks(state: NodeState, node: Node, gpus: Gpus, vm: Vm | None = None, *, ru
         _modules_listed(state),
         _kernel(state),
         _map_speed(state),
+        _firmware(state),
         *_kernel_log(state),
         _access_control(state),
     ]
     if vm is not None:
         found += [_threads(state, vm), _window(state, vm, gpus), _numa(state, cards, vm), *_others(state, cards, vm)]
+        found.append(_backups(state, node.name or vm.node, vm))
         if not running:
             found.append(_pages(state, vm) if vm.hugepages else _memory(state, vm))
     return found
@@ -112,6 +115,15 @@ def _cards(state: NodeState, cards: Sequence[Device], node: Node, gpus: Gpus) ->
         "Resizable BAR", small, [f"{c.address} BAR1 {c.bar1 >> 20} MiB of {need}" for c in small],
         "Above 4G Decoding and Re-Size BAR on in the firmware, CSM off", "node-prepare",
     )  # fmt: skip
+    tight = [(card, one) for card in cards for one in state.devices
+             if one.address == card.above and one.is_bridge and one.bar1 < need << 20]  # fmt: skip
+    yield _each(
+        "bridge windows", tight,
+        [f"{card.address} hangs on {one.address}, whose window is {one.bar1 // GIB} GiB of {need >> 10}"
+         for card, one in tight],
+        "Above 4G Decoding on in the firmware, its MMIO high size as large as it goes; or pci=realloc in "
+        "kernel_options", "node-prepare",
+    )  # fmt: skip
     sleepy = [card for card in cards if card.d3cold not in ("0", "-") or card.power not in ("on", "-")]
     yield _each(
         "no deep sleep", sleepy, [f"{c.address} d3cold_allowed={c.d3cold} power/control={c.power}" for c in sleepy],
@@ -170,6 +182,14 @@ def _map_speed(state: NodeState) -> Check:
     slow += [f"QEMU {qemu}"] if qemu and version(qemu) < FRESH_QEMU else []
     detail = f"{_list(slow)}: the VM's start takes minutes" if slow else f"kernel {state.kernel}, QEMU {qemu or '?'}"
     return Check("quick start", not slow, detail, "PVE 9 with kernel 6.14 or newer", "vm-start", advice=True)
+
+
+def _firmware(state: NodeState) -> Check:
+    """The VMs' firmware, which gives the cards their window."""
+    text = state.versions.get("pve-edk2-firmware-ovmf", "")
+    found = tuple(int(number) for number in re.findall(r"\d+", text)[1:3])
+    fix = "apt full-upgrade on the node"
+    return Check("OVMF sizes its window", not text or found >= FRESH_OVMF, text or "not told", fix, "guest-window")
 
 
 def _kernel_log(state: NodeState) -> Iterator[Check]:
@@ -232,6 +252,16 @@ def _others(state: NodeState, cards: Sequence[Device], vm: Vm) -> Iterator[Check
             holders.append(f"VM {number}: {line}")
     yield Check("cards free", not holders, _list(holders) or "no other running VM has one",
                 "shut that VM down, or take the card out of it", "vm-start")  # fmt: skip
+
+
+def _backups(state: NodeState, node: str, vm: Vm) -> Check:
+    """`node`: its name in the cluster."""
+    pools = backups.members(state.pools)
+    takers = [job for job in backups.jobs(state.backups) if job.takes(vm.id, node, pools)]
+    detail = _list(f"the backup job {job.id} takes it" for job in takers) or "no job takes it"
+    if takers:
+        detail += ": a backup of the stopped VM starts it, and resets its cards"
+    return Check("out of backups", not takers, detail, "; ".join(job.cure(vm.id) for job in takers), "vm-start", True)
 
 
 def _pages(state: NodeState, vm: Vm) -> Check:

@@ -40,6 +40,16 @@ vfio_pci
 {pci}
 == guests
 100 on hostpci0: mapping=other,pcie=1
+== backups
+vzdump: nightly
+schedule 21:00
+enabled 1
+all 1
+exclude 129
+mode snapshot
+storage local
+== pools
+pool:labs::105,106:local-zfs:
 == acs
 60:01.1 PCI bridge: Advanced Micro Devices, Inc. [AMD] Device 14ab
 		ACSCtl:	SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-
@@ -71,13 +81,14 @@ def card(number: int, function: int = 0, **changes: str) -> str:
         "reset": "flr bus",
         "bar1": "-" if audio else BAR1,
         "vendor_now": "10de",
+        "above": "0000:00:01.1",
     }
     return "|".join({**fields, **changes}.values()) + "|"
 
 
 def healthy() -> list[str]:
     bridge = card(0, address="0000:00:01.1", vendor="0x1022", device="0x14ab", kind="0x060400", driver="pcieport",
-                  bar1="-", vendor_now="1022")  # fmt: skip
+                  bar1=BAR1, vendor_now="1022", above="pci0000:00")  # fmt: skip
     return [bridge, *(card(number, function) for number in range(8) for function in (0, 1))]
 
 

@@ -85,6 +85,20 @@ def test_only_what_differs_is_written(make_wanted: MakeWanted) -> None:
     assert "balloon 2048 -> 0" in first.details
 
 
+def test_an_option_that_left_the_inventory_leaves_the_vm(make_wanted: MakeWanted) -> None:
+    """By `delete`, or as a part of its string; what a person added beside ours stays."""
+    full = make_wanted("9.2.11", vlan=7, affinity="0-3", hugepages=True, phys_bits=45, rombar=False)
+    stored = {**as_stored(full), "net0": "virtio=BC:24:11:0A:0B:0C,bridge=vmbr0,tag=7", "description": "a person's"}
+    less = make_wanted("9.2.11", nameservers=(), search_domain=None, gateway=None)
+    first, *_ = acts(less, seen(less, found=Found(stored)), is_root=True)
+    assert set(first.delete) == {"affinity", "hugepages", "keephugepages", "nameserver", "searchdomain"}
+    settings = dict(first.settings)
+    assert settings["net0"] == "virtio,bridge=vmbr0,macaddr=BC:24:11:0A:0B:0C"
+    assert settings["cpu"] == "host"
+    assert settings["ipconfig0"] == "ip=192.0.2.10/24"
+    assert settings["hostpci7"] == "mapping=rtxpro6000,pcie=1"
+
+
 def test_what_a_running_vm_takes_needs_no_power_cycle(make_wanted: MakeWanted) -> None:
     wanted = make_wanted()
     found = acts(wanted, seen(wanted, found=Found({**as_stored(wanted), "protection": "0", "onboot": "1"})))

@@ -66,6 +66,14 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "BAR without an address": (
         {"pci": with_card(1, bar1="0x0000000000000000 0x0000001fffffffff 0x14220c")}, "Resizable BAR", "BAR1 0 MiB",
     ),
+    "a bridge without room": (
+        {"pci": [card(0, address="0000:00:01.1", vendor="0x1022", kind="0x060400", vendor_now="1022",
+                      bar1="0x0000020000000000 0x00000207ffffffff 0x0014220c"), *healthy()[1:]]},
+        "bridge windows", "0000:01:00.0 hangs on 0000:00:01.1, whose window is 32 GiB of 128",
+    ),
+    "an old OVMF": (
+        {"versions": "pve-edk2-firmware-ovmf 4.2022.08-1"}, "OVMF sizes its window", "4.2022.08-1",
+    ),
     "D3cold is allowed": (
         {"pci": with_card(7, d3cold="1", power="auto")}, "no deep sleep", "d3cold_allowed=1 power/control=auto",
     ),
