@@ -44,5 +44,8 @@ HARMLESS = (
     r"nvcc warning|ptxas info|: warning:|warning #\d+-D",
     r"^\s*(?:--|\[-|usage:)",  # argparse prints every option
     r"Loading kernel module configfs|Xid:? none|Failed units: 0|Scheduled restart job.*counter is at 0",
+    r"Failed to set fd limit",  # dbus in a container
+    r"^WARNING: (?:Connection timed out while|Retrying|Attempting to resume)",  # pip, which goes on
+    r"\bsshd(?:-session)?\[\d+\]: |^error: kex_exchange_identification",  # what strangers try at the door
 )
 """Lines that speak of failures and are none."""
