@@ -252,6 +252,8 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     index_topk: int | None = None  # sparse attention begins above this many tokens of context
     has_mtp_layer: bool = False
     replicated_bytes: float = 0.0  # weights that each card holds whole
+    heads: int | None = None  # of attention; tensor parallelism must divide them
+    moe_intermediate: int | None = None  # width of one routed expert
     activation_bytes: int = 2
 
 
@@ -284,6 +286,15 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ready_budget: int = 1800  # seconds that a start may take until the first real completion
 
 
+class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a profile is with older versions of SGLang, laid over it."""
+
+    why: str
+    args: Mapping[str, Scalar | None] = {}
+    env: Mapping[str, str | None] = {}
+    expect: Mapping[str, Scalar] = {}
+
+
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """SGLang arguments under canonical names (`mem_fraction_static`, the argument's dest), environment, expectations.
 
@@ -295,16 +306,19 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     args: Mapping[str, Scalar | None] = {}  # None: take an inherited argument away
     env: Mapping[str, str | None] = {}
     expect: Mapping[str, Scalar] = {}
+    before: Mapping[str, Variant] = {}  # SGLang version -> what holds below it
 
 
 class Bench(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sweep. Lengths in tokens; `window` and `warmup` in seconds a point."""
+    """The sweep. Lengths in tokens; `window` (at most) and `warmup` in seconds a point."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     input_len: int = 1024
     output_len: int = 512
     warmup: float = 10.0
     window: float = 60.0
+    precision: float = 0.02  # a window ends when tok/s is known to this part of itself; 0: never before its time
+    repeats: int = 2  # passes over the sweep, each in the other direction
     reference: Mapping[int, float] = {}  # concurrency -> output tok/s of a published sweep on the same hardware
     reference_source: str = ""
     link: str = "PCIe Gen5 x16"

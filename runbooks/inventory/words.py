@@ -93,6 +93,7 @@ TEXTS = (
     Text("models.*.revision", r"[A-Za-z0-9][A-Za-z0-9._/-]*", "a branch, tag or commit"),
     Text("models.*.endpoint", _URL, "an http(s) address"),
     Text("profiles.*.env.*", _LINE, "one line"),
+    Text("profiles.*.before.*.env.*", _LINE, "one line"),
     Text("monitoring.alertmanagers.*", _HOST, "HOST:PORT"),
     Text("monitoring.dcgm", _HOST, "HOST:PORT"),
     Text("monitoring.pages", _URL, "an http(s) address"),
@@ -103,6 +104,8 @@ KEYS = (
     Text("runtimes.*.sources.*.env.*", _NAME, "the name of an environment variable"),
     Text("runtimes.*.env.*", _NAME, "the name of an environment variable"),
     Text("profiles.*.env.*", _NAME, "the name of an environment variable"),
+    Text("profiles.*.before.*.env.*", _NAME, "the name of an environment variable"),
+    Text("profiles.*.before.*", r"\d+\.\d+\.\d+(\.post\d+)?", "a version of SGLang such as 0.5.17"),
     Text("driver.module_options.*", r"[A-Za-z0-9_-]+", "a file's name below /etc/modprobe.d, without .conf"),
 )
 NUMBERS = (
@@ -115,6 +118,7 @@ NUMBERS = (
         for name in ("hidden", "layers", "routed_expert_bytes", "other_weight_bytes", "active_params")
     ),
     *(Number(f"models.*.shape.{name}", above=0) for name in ("kv_bytes_per_token", "index_topk", "activation_bytes")),
+    *(Number(f"models.*.shape.{name}", above=0) for name in ("heads", "moe_intermediate")),
     *(Number(f"models.*.shape.{name}", least=0) for name in ("moe_layers", "experts", "experts_per_token")),
     Number("models.*.shape.replicated_bytes", least=0),
     Number("flash_attn.max_jobs", least=1),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from runbooks.engine.errors import UsageError
-from runbooks.inventory.shape import Inventory, Model, Profile, Runtime
+from runbooks.inventory.shape import Inventory, Model, Profile, Runtime, Variant
 from runbooks.inventory.source import near
-from runbooks.sglang.flags import Table, Value, canonical, table
+from runbooks.sglang.flags import Table, Value, canonical, table, version_key
 from runbooks.sglang.rules import Setting, broken
 
 T = TypeVar("T")
@@ -64,10 +64,11 @@ class Launch:
     hosts: tuple[str, ...] = ()  # of a server that spans several
 
 
-def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
+def resolve(profiles: Mapping[str, Profile], name: str, version: str | None = None) -> Resolved:
     """Lay a profile over those it extends. None takes away; an expectation goes with the argument that it was about.
 
-    Raises UsageError for a name that is no profile, and for an argument that is not a profile's to set.
+    `version` of SGLang: what each of them says for versions before some other comes in; None: the newest. Raises
+    UsageError for a name that is no profile, and for an argument that is not a profile's to set.
     """
     if name not in profiles:
         raise UsageError(f"there is no profile {name!r}{near(name, list(profiles))}")
@@ -77,16 +78,27 @@ def resolve(profiles: Mapping[str, Profile], name: str) -> Resolved:
     args: dict[str, Value | None] = {}
     env: dict[str, str | None] = {}
     expect: dict[str, Value] = {}
+    why = profiles[name].why
     for one in reversed(chain):
-        profile = profiles[one]
-        own = _canonical(profile.args, one)
-        args.update(own)
-        env.update(profile.env)
-        expect = {key: value for key, value in expect.items() if key not in own} | _canonical(profile.expect, one)
+        older = _older(profiles[one], version)
+        layers: list[Profile | Variant] = [profiles[one], *older]
+        for layer in layers:
+            own = _canonical(layer.args, one)
+            args.update(own)
+            env.update(layer.env)
+            expect = {key: value for key, value in expect.items() if key not in own} | _canonical(layer.expect, one)
+        if one == name and older:
+            why = older[-1].why
     for key in args:
         if key in OWNED:
             raise UsageError(f"profile {name}: {key} is not a profile's to set; it stands in {OWNED[key]}")
-    return Resolved(name, profiles[name].why, _given(args), _given(env), expect)
+    return Resolved(name, why, _given(args), _given(env), expect)
+
+
+def _older(profile: Profile, version: str | None) -> list[Variant]:
+    """What holds for this version, the nearest one last."""
+    bounds = sorted(profile.before, key=version_key, reverse=True) if version is not None else []
+    return [profile.before[bound] for bound in bounds if version_key(version or bound) < version_key(bound)]
 
 
 def nodes(inventory: Inventory, name: str) -> int:
@@ -110,7 +122,7 @@ def build(
 
     Raises one UsageError with everything that is wrong with it and, where `advise`, the profiles that would fit.
     """
-    profile = resolve(inventory.profiles, name)
+    profile = resolve(inventory.profiles, name, runtime.sglang)
     flags = table(runtime.sglang)
     args = {**_owned(inventory, model, profile, place), **profile.args}
     problems: list[str] = []

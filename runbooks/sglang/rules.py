@@ -14,6 +14,8 @@ from runbooks.sglang.flags import Value, version_key
 
 Args = Mapping[str, Value]
 
+NVFP4_BITS = 4.5  # four, and one FP8 scale for every sixteen
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -88,8 +90,12 @@ def _expert_parallel(s: Setting) -> bool:
 
 
 def _uneven(s: Setting) -> bool:
-    """The experts' count stands for all that is split: it is a power of two, as heads and widths of this family are."""
-    return bool(s.model.shape.experts) and s.model.shape.experts % s.number("tp_size", 1) != 0
+    """Heads are shared out over the ranks, and so is each expert's width; with expert parallelism their count."""
+    ranks, shape = s.number("tp_size", 1), s.model.shape
+    if ranks < 1:
+        return True
+    experts = shape.experts if s.number("ep_size", 1) > 1 else shape.moe_intermediate or shape.experts
+    return any(count % ranks != 0 for count in (shape.heads or 0, experts or 0))
 
 
 def _dead_letters(s: Setting) -> bool:
@@ -106,9 +112,20 @@ def _packed_cache(s: Setting) -> bool:
 
 
 def _quantization(s: Setting) -> bool:
+    """The bits of a stored weight tell what the checkpoint is, whatever its folder is called."""
     chosen = s.get("quantization")
-    fits = (None, "modelopt", "modelopt_fp4", "modelopt_mixed")
-    return "nvfp4" in s.model.source.lower() and chosen not in fits
+    nvfp4 = "nvfp4" in s.model.source.lower() or _bits(s.model) == NVFP4_BITS
+    other = not nvfp4 and _bits(s.model) is not None
+    return (nvfp4 and chosen not in (None, "modelopt", "modelopt_fp4", "modelopt_mixed")) or (
+        other and chosen == "modelopt_fp4"
+    )
+
+
+def _bits(model: Model) -> float | None:
+    """Bits of a routed expert's weight, to the half; None where the inventory does not say enough."""
+    shape = model.shape
+    weights = 3 * shape.hidden * (shape.moe_intermediate or 0) * shape.experts * shape.moe_layers
+    return round(16 * shape.routed_expert_bytes / weights) / 2 if weights else None
 
 
 def _graphs_too_small(s: Setting) -> bool:
@@ -148,7 +165,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "uneven split",
         _uneven,
-        "tp_size does not divide the model evenly; SGLang takes it and fails while it loads the weights",
+        "tp_size does not divide the attention heads or the experts evenly; SGLang takes it and fails while it loads",
         "sglang server_args.py: --tp-size 6 passes",
         "a power of two: 8",
     ),
@@ -214,9 +231,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "quantization",
         _quantization,
-        "the checkpoint is NVFP4, and this quantization reads it as something else; SGLang takes it and fails later",
+        "the checkpoint's weights are stored otherwise than this quantization reads; SGLang takes it and fails later",
         "sglang model_config.py: 0.5.9 refuses a mismatch, later versions do not",
-        "quantization: modelopt_fp4",
+        "quantization: modelopt_fp4 for NVFP4 (4.5 bits a weight), none for another checkpoint",
     ),
     Rule(
         "trtllm before 0.5.9",

@@ -9,8 +9,8 @@ import pytest
 
 from runbooks.engine.errors import UsageError
 from runbooks.inventory import load
-from runbooks.inventory.shape import Inventory, Profile, Scalar
-from runbooks.sglang.argv import build, fitting, resolve
+from runbooks.inventory.shape import Inventory, Profile, Scalar, Variant
+from runbooks.sglang.argv import Place, build, fitting, nodes, resolve
 from runbooks.sglang.flags import table, versions
 from runbooks.sglang.rules import RULES, Setting, broken
 
@@ -52,13 +52,74 @@ def test_every_profile_fits_some_version_with_a_model_that_has_everything() -> N
     assert fit == set(SHIPPED.profiles)
 
 
+def test_final_is_the_best_known_for_the_installed_version() -> None:
+    """Below 0.5.17 there is no DSA kernel for SM120, and dense attention serves."""
+    old = build(SHIPPED, "final", model=MODEL, runtime=msgspec.structs.replace(RUNTIME, sglang="0.5.16"))
+    new = build(SHIPPED, "final", model=MODEL, runtime=msgspec.structs.replace(RUNTIME, sglang="0.5.17"))
+    assert (old.args["attention_backend"], old.args["kv_cache_dtype"]) == ("flashinfer", "bf16")
+    assert "dsa_decode_backend" not in {**old.args, **old.expect}
+    assert "page_size" not in old.expect
+    assert new.expect["dsa_decode_backend"] == "flashinfer_sparse_mla"
+    assert "below 0.5.17" in resolve(SHIPPED.profiles, "final", "0.5.9").why
+    assert old.args["max_running_requests"] == new.args["max_running_requests"] == 64
+
+
+def test_of_several_bounds_the_nearest_counts_most() -> None:
+    before = {
+        "0.5.10": Variant(why="oldest", args={"schedule_policy": "lof"}),
+        "0.5.17": Variant(why="older", args={"schedule_policy": "lpm", "page_size": 1}),
+    }
+    profiles = {"one": Profile(why="new", args={"schedule_policy": "fcfs"}, before=before)}
+    found = {version: resolve(profiles, "one", version) for version in ("0.5.9", "0.5.10", "0.5.17")}
+    assert [one.args["schedule_policy"] for one in found.values()] == ["lof", "lpm", "fcfs"]
+    assert [one.why for one in found.values()] == ["oldest", "older", "new"]
+    assert found["0.5.9"].args["page_size"] == 1
+    assert resolve(profiles, "one").why == "new"
+
+
 def test_a_refusal_names_reason_source_and_the_profiles_that_fit() -> None:
     with pytest.raises(UsageError) as refused:
-        build(SHIPPED, "final", model=MODEL, runtime=msgspec.structs.replace(RUNTIME, sglang="0.5.9"))
+        build(SHIPPED, "moe-marlin", model=MODEL, runtime=msgspec.structs.replace(RUNTIME, sglang="0.5.9"))
     text = str(refused.value)
-    assert "'flashinfer_sparse_mla' is no choice of --nsa-prefill-backend in SGLang 0.5.9" in text
+    assert "'marlin' is no choice of --moe-runner-backend in SGLang 0.5.9" in text
     assert "profiles that fit: baseline, " in text
     assert refused.value.exit_code == 2
+
+
+ARGUED = (
+    *("baseline", "final", "dense", "trtllm", "flashmla", "tilelang", "kv-bf16", "mem-085", "mem-092", "graphs-off"),
+    *("graphs-128", "moe-cutlass", "moe-trtllm", "moe-marlin", "fp4-cudnn", "fp4-cutlass", "fp4-trtllm", "fp4-marlin"),
+    *("ep8", "two-batch-overlap", "single-batch-overlap", "torch-compile", "mtp", "p2p-off", "p2p", "nccl-ll"),
+)
+
+
+def test_each_option_that_is_argued_about_is_a_profile_that_says_why() -> None:
+    assert set(ARGUED) <= set(SHIPPED.profiles)
+    assert all(len(profile.why.split()) > 5 for profile in SHIPPED.profiles.values())
+    chosen = {str(resolve(SHIPPED.profiles, name).args.get("schedule_policy")) for name in SHIPPED.profiles}
+    policies = table("0.5.23").find("schedule_policy")
+    assert policies is not None
+    assert set(policies.choices) <= chosen
+
+
+def test_one_server_on_several_hosts() -> None:
+    inventory = _with(two=Profile(why="", extends="final", args={"nnodes": 2}))
+    hosts = ("a", "b")
+    argv = [
+        build(inventory, "two", model=MODEL, runtime=RUNTIME, place=Place(hosts, rank, "2001:db8::1")).argv
+        for rank in (0, 1)
+    ]
+    assert nodes(inventory, "two") == 2
+    assert nodes(inventory, "final") == 1
+    for rank, words in enumerate(argv):
+        parsed = table("0.5.23").parse(words)
+        found = {key: parsed[key] for key in ("nnodes", "node_rank", "tp_size", "dist_init_addr")}
+        assert found == {"nnodes": 2, "node_rank": rank, "tp_size": 16, "dist_init_addr": "[2001:db8::1]:20000"}
+    for wrong in (0, "two", True):
+        with pytest.raises(UsageError, match="nnodes is the number of hosts"):
+            nodes(_with(bad=Profile(why="", args={"nnodes": wrong})), "bad")
+    with pytest.raises(UsageError, match="the order of the hosts"):
+        build(_with(bad=Profile(why="", args={"node_rank": 1})), "bad", model=MODEL, runtime=RUNTIME)
 
 
 def _with(**profiles: Profile) -> Inventory:
@@ -143,6 +204,33 @@ RULE_CASES: list[tuple[str, dict[str, Scalar]]] = [
 @pytest.mark.parametrize(("rule", "args"), RULE_CASES, ids=str)
 def test_a_combination_known_to_fail_is_refused(rule: str, args: dict[str, Scalar]) -> None:
     assert rule in _broken(args, version="0.5.8.post1" if "before 0.5.9" in rule else "0.5.23")
+
+
+@pytest.mark.parametrize(("gpus", "ids"), [(8, []), (6, ["uneven split"]), (4, [])])
+def test_heads_and_experts_are_divided_evenly(gpus: int, ids: list[str]) -> None:
+    cards = msgspec.structs.replace(SHIPPED.gpus, count=gpus)
+    setting = Setting({"tp_size": gpus}, "0.5.23", MODEL, cards, SHIPPED.bench)
+    assert [rule.id for rule in broken(setting)] == ids
+
+
+@pytest.mark.parametrize(
+    ("bits", "chosen", "refused"),
+    [
+        (4.5, "modelopt_fp4", False),
+        (4.5, "fp8", True),
+        (16, None, False),
+        (16, "modelopt_fp4", True),
+        (8, "fp8", False),
+    ],
+)
+def test_the_stored_bits_tell_what_the_checkpoint_is(bits: float, chosen: str | None, refused: bool) -> None:
+    """Also where its folder does not say so."""
+    bytes_ = 75 * 256 * 3 * 6144 * 2048 * bits / 8
+    shape = msgspec.structs.replace(MODEL.shape, routed_expert_bytes=bytes_)
+    model = msgspec.structs.replace(MODEL, source="/mnt/glm", shape=shape)
+    args: dict[str, Scalar] = {"tp_size": 8, **({"quantization": chosen} if chosen else {})}
+    found = [rule.id for rule in broken(Setting(args, "0.5.23", model, SHIPPED.gpus, SHIPPED.bench))]
+    assert found == (["quantization"] if refused else [])
 
 
 def test_every_rule_has_a_case_and_a_reason() -> None:
