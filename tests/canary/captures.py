@@ -81,10 +81,21 @@ def expect(engine: str, case: str) -> Expect:
     return ANSWERS.get(case, SUM)
 
 
+WRONGLY_ASKED = ("chat_bad_json", "chat_bad_model", "chat_too_long")
+"""Requests that no canary sends, but for one that is too long."""
+NOT_THERE = {("llmock", "cmpl"), ("llmock", "cmpl_stream_usage")}  # it has no /v1/completions
+
+
+def answers(engine: str) -> list[Path]:
+    """What the battery could have got, in the order in which it asks: greedy, logprobs, long, sampled."""
+    cases = [path for path in (DATA / engine).glob("*.resp") if not path.stem.startswith(("get_", *WRONGLY_ASKED))]
+    there = [path for path in cases if (engine, path.stem) not in NOT_THERE]
+    return sorted(there, key=lambda path: ("sampled" in path.stem, path.stem))
+
+
 def judged(engine: str) -> list[Judged]:
-    """The captured answers of one engine, judged in the order in which the battery asks: greedy, logprobs, long,
-    sampled."""
-    cases = sorted((DATA / engine).glob("*.resp"), key=lambda path: ("sampled" in path.stem, path.stem))
+    """The captured answers of one engine, judged."""
+    cases = answers(engine)
     replies = [(path.stem, read_capture(path)) for path in cases]
     return [Judged(case, reply, tuple(judge(reply, expect(engine, case)))) for case, reply in replies]
 
