@@ -15,25 +15,31 @@ from runbooks.inventory.shape import ModelShape
 
 @dataclass(frozen=True)
 class Gpu:
-    """Peak figures of one card: memory bandwidth in B/s, dense FLOP/s of the narrowest format it computes in."""
+    """Peak figures of one card: memory bandwidth in B/s, dense FLOP/s of the narrowest format it computes in.
+
+    `pcie`: such cards talk over PCIe alone, so its counters see all that they send. `decode_watts`: what a healthy
+    decode draws, where somebody has published it.
+    """
 
     name: str
     bandwidth: float
     flops: float
     source: str
+    pcie: bool = False
+    decode_watts: float | None = None
 
 
 # The first whose name is part of what nvidia-smi says. A limit must not be too low, so where editions of a card differ
 # the highest figure stands: RTX PRO 6000 Server Edition boards are published with less than these 1.792 TB/s.
 GPUS = (
-    Gpu("RTX PRO 6000 Blackwell", 1.792e12, 1.871e15, "aiconfigurator, systems/rtx_pro_6000_server.yaml"),
-    Gpu("RTX 6000 Ada", 0.960e12, 0.728e15, "data sheet, FP8 dense"),
+    Gpu("RTX PRO 6000 Blackwell", 1.792e12, 1.871e15, "aiconfigurator, systems/rtx_pro_6000_server.yaml", True, 300.0),
+    Gpu("RTX 6000 Ada", 0.960e12, 0.728e15, "data sheet, FP8 dense", True),
     Gpu("B300", 8.0e12, 14.0e15, "data sheet, FP4 dense"),
     Gpu("B200", 8.0e12, 9.0e15, "data sheet, FP4 dense"),
     Gpu("H200", 4.8e12, 1.979e15, "data sheet, FP8 dense"),
     Gpu("H100", 3.35e12, 1.979e15, "data sheet, FP8 dense"),
     Gpu("A100", 2.039e12, 0.312e15, "data sheet, BF16 dense"),
-    Gpu("L40S", 0.864e12, 0.733e15, "data sheet, FP8 dense"),
+    Gpu("L40S", 0.864e12, 0.733e15, "data sheet, FP8 dense", True),
 )
 
 

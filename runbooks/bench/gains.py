@@ -13,7 +13,6 @@ from typing import Any
 
 from runbooks.bench.ceiling import Ceiling, message_bytes, reductions
 from runbooks.bench.measured import Collectives, Timing
-from runbooks.bench.validity import Limits
 from runbooks.inventory.shape import ModelShape
 
 DRAWS = 400
@@ -57,29 +56,61 @@ class Gain:
         return f"{self.why}: {self.tok_s:.0f} tok/s at {b} ({self.low:.0f} to {self.high:.0f})."
 
 
-def communication_seconds(shape: ModelShape, collectives: Collectives | None, b: int) -> float | None:
-    """Of one step under tensor parallelism: an all-reduce behind attention and one behind the MLP, each layer."""
+def communication_seconds(
+    shape: ModelShape, collectives: Collectives | None, b: int, *, experts_spread: bool = False
+) -> float | None:
+    """Of one step. Tensor parallel: an all-reduce behind attention and one behind the MLP, each layer. With experts
+    spread over the GPUs: behind attention and the dense MLPs as before, and a dispatch and a combine each MoE layer.
+    """
     if collectives is None or b not in collectives.all_reduce:
         return None
-    return reductions(shape) * collectives.all_reduce[b].seconds
+    reduce = collectives.all_reduce[b].seconds
+    if not experts_spread:
+        return reductions(shape) * reduce
+    if b not in collectives.all_to_all:
+        return None
+    return (reductions(shape) - shape.moe_layers) * reduce + 2 * shape.moe_layers * collectives.all_to_all[b].seconds
+
+
+def experts_spread(settings: Mapping[str, Any]) -> bool:
+    """Whether the server runs with expert parallelism."""
+    size = settings.get("ep_size")
+    return isinstance(size, int) and size > 1
 
 
 def gains(
-    step: Step, ceiling: Ceiling, collectives: Collectives | None, limits: Limits, settings: Mapping[str, Any]
+    step: Step, ceiling: Ceiling, collectives: Collectives | None, settings: Mapping[str, Any]
 ) -> tuple[Gain, ...]:
     """Every option of which something can be said, the most promising first."""
-    found: list[Gain] = []
-    if collectives and step.b in collectives.all_reduce:
-        found += _from_collectives(step, ceiling, collectives)
+    spread = experts_spread(settings)
+    communication = communication_seconds(ceiling.shape, collectives, step.b, experts_spread=spread)
+    found = _without_rest(step, ceiling, communication)
+    if collectives and communication is not None:
+        found += _from_collectives(step, ceiling, collectives, communication, spread)
     if not settings.get("speculative_algorithm"):
         found += _speculation(step, ceiling)
     return tuple(sorted(found, key=lambda gain: (not gain.measured, gain.bound, -gain.tok_s)))
 
 
-def _from_collectives(step: Step, ceiling: Ceiling, collectives: Collectives) -> list[Gain]:
+def _without_rest(step: Step, ceiling: Ceiling, communication: float | None) -> list[Gain]:
+    """torch compile, fused and better kernels, less host work: at most all that is neither floor nor communication."""
+    if communication is None:
+        return []
+    least = max(ceiling.floor(step.b), ceiling.memory(step.b) + ceiling.compute(step.b) + communication)
+    at_most = max(step.tok_s, step.b / least)
+    middle = (step.tok_s + at_most) / 2
+    why = "At most, with launches, host and kernels at the speed of memory (torch compile, overlap, other backends)"
+    return [Gain("less overhead", middle, step.tok_s, at_most, why, measured=True)]
+
+
+def _from_collectives(
+    step: Step, ceiling: Ceiling, collectives: Collectives, communication: float, spread: bool
+) -> list[Gain]:
     shape, b, now = ceiling.shape, step.b, collectives.all_reduce[step.b]
     size = message_bytes(shape, b) / 1024
-    count = reductions(shape)
+    moe = shape.moe_layers
+    count = reductions(shape) - (moe if spread else 0)
+    away = collectives.all_to_all.get(b)
     found: list[Gain] = []
     best = collectives.best_known.get(b)
 
@@ -89,12 +120,15 @@ def _from_collectives(step: Step, ceiling: Ceiling, collectives: Collectives) ->
     if best is not None and best < now.seconds:
         why = f"With an all-reduce of {best * 1e6:.0f} us instead of {now.seconds * 1e6:.0f} us for {size:.0f} KiB"
         predict("links as on a healthy node (peer-to-peer, switches)", why, lambda one: count * (one - best))
-    predict("faster links without end", "With communication for nothing", lambda one: count * one, bound=True)
-    away = collectives.all_to_all.get(b)
-    if away is not None and shape.moe_layers:
-        pairs = 2 * shape.moe_layers
-        why = f"With experts spread over the GPUs, {pairs} all-to-alls of {away.seconds * 1e6:.0f} us"
-        predict("expert parallelism", why, lambda one: shape.moe_layers * one - pairs * away.seconds)
+    others = communication - count * now.seconds  # dispatch and combine
+    why = "With communication for nothing"
+    predict("faster links without end", why, lambda one: count * one + others, bound=True)
+    if away is not None and moe and not spread:
+        why = f"With experts spread over the GPUs, {2 * moe} all-to-alls of {away.seconds * 1e6:.0f} us"
+        predict("expert parallelism", why, lambda one: moe * one - 2 * moe * away.seconds)
+    if spread:
+        why = f"With tensor parallelism, {moe} all-reduces of {now.seconds * 1e6:.0f} us for the all-to-alls"
+        predict("no expert parallelism", why, lambda one: others - moe * one)
     return found
 
 
@@ -127,17 +161,19 @@ def _speculation(step: Step, ceiling: Ceiling) -> list[Gain]:
 
 
 def what_is_left(step: Step, ceiling: Ceiling, options: Sequence[Gain], word: str) -> str:
-    """STOP TUNING only where the ceiling is within the noise, or every known option is and nothing is unexplained."""
+    """STOP TUNING only where the ceiling is within the noise, or the best that every known option could give is."""
     room = ceiling.tok_s(step.b) / step.tok_s - 1.0
     if room <= step.noise:
         return f"STOP TUNING: {step.tok_s:.0f} of {ceiling.tok_s(step.b):.0f} tok/s, the memory ceiling of these cards."
-    if word in ("unexplained", "no verdict") or not any(one.measured for one in options):
+    open_to_us = [one for one in options if not one.bound]
+    if word in ("unexplained", "no verdict") or not any(one.measured for one in open_to_us):
         return ""
-    useful = [
-        one for one in options if one.low > step.tok_s * (1.0 + step.noise) and not one.option.startswith("faster")
-    ]
-    if useful:
+    least = step.tok_s * (1.0 + step.noise)
+    if useful := [one for one in open_to_us if one.low > least]:
         names = ", ".join(f"{one.option} ({one.tok_s / step.tok_s - 1:+.0%})" for one in useful)
         return f"Worth trying, most promising first: {names}."
-    names = ", ".join(f"{one.option} {one.tok_s / step.tok_s - 1:+.0%}" for one in options)
-    return f"STOP TUNING: no known option promises more than {step.noise:.0%}. Looked at: {names}."
+    if possible := [one for one in open_to_us if one.high > least]:
+        names = ", ".join(f"{one.option} (at most {one.high / step.tok_s - 1:+.0%})" for one in possible)
+        return f"Nothing is sure to help; still possible: {names}."
+    names = ", ".join(f"{one.option} at most {one.high / step.tok_s - 1:+.0%}" for one in open_to_us)
+    return f"STOP TUNING: no known option can give more than {step.noise:.0%}, which is noise here. Looked at: {names}."

@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runbooks.bench.ceiling import Ceiling, coverage, message_bytes
+from runbooks.bench.ceiling import Ceiling, coverage, message_bytes, reductions
+from runbooks.bench.evidence import weigh
 from runbooks.bench.fit import Fit, decompose
-from runbooks.bench.gains import Gain, Step, communication_seconds, gains, what_is_left
+from runbooks.bench.gains import Gain, Step, communication_seconds, experts_spread, gains, what_is_left
 from runbooks.bench.measured import Collectives, Unusable, fitted_text
+from runbooks.bench.suspects import POOR_FIT, Break, break_of, interference, suspects
 from runbooks.bench.validity import Limits
 from runbooks.bench.words import streams
 
 DOMINANT = 0.5  # a part that takes this share of the step bounds it
 UNEXPLAINED = 0.35  # a rest of this share may not be called anything else
-POOR_FIT = 0.05  # relative rms above which something changes within the sweep
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,16 @@ class Verdict:
     gains: tuple[Gain, ...] = ()
     advice: str = ""  # STOP TUNING, or what promises most
     collectives: str = ""  # what was measured of them, or why it could not be used
+    evidence: tuple[str, ...] = ()  # what the cards did meanwhile
+    interference: str = ""  # of prefill with decode
 
 
-def shares_of(b: int, step_ms: float, ceiling: Ceiling, collectives: Collectives | None) -> Shares:
+def shares_of(
+    b: int, step_ms: float, ceiling: Ceiling, collectives: Collectives | None, *, experts: bool = False
+) -> Shares:
+    """`experts`: spread over the GPUs."""
     step = step_ms / 1e3
-    communication = communication_seconds(ceiling.shape, collectives, b)
+    communication = communication_seconds(ceiling.shape, collectives, b, experts_spread=experts)
     if communication is not None:
         communication /= step
     memory, compute = ceiling.memory(b) / step, ceiling.compute(b) / step
@@ -82,25 +88,48 @@ def judge(
     if ceiling is None:
         line = f"At {top}: {rate:.0f} tok/s. The GPU is not in the table of known cards: no floor to compare with."
         return Verdict("no verdict", line, against_reference=against)
-    unusable = collectives.reason if isinstance(collectives, Unusable) else ""
+    return _judged(well, steps, ceiling, limits, settings, collectives, against)
+
+
+def _judged(
+    well: Mapping[int, Mapping[str, Any]],
+    steps: Mapping[int, float],
+    ceiling: Ceiling,
+    limits: Limits,
+    settings: Mapping[str, Any],
+    collectives: Collectives | Unusable | None,
+    against: str,
+) -> Verdict:
+    top = max(steps)
     used = collectives if isinstance(collectives, Collectives) else None
-    shares = tuple(shares_of(b, steps[b], ceiling, used) for b in sorted(steps))
-    fit = decompose(steps, lambda b: coverage(ceiling.shape, b))
+    spread = experts_spread(settings)
+    shares = tuple(shares_of(b, steps[b], ceiling, used, experts=spread) for b in sorted(steps))
     word = _word(shares[-1])
+
+    def covered(b: float) -> float:
+        return coverage(ceiling.shape, b)
+
+    fit = decompose(steps, covered)
+    broken = break_of(steps, covered, fit)
+    evidence = weigh(list(well.values()), ceiling, word, experts_spread=spread)
     step = Step(top, steps[top], well[top].get("step_ci"))
-    options = gains(step, ceiling, used, limits, settings)
+    options = gains(step, ceiling, used, settings)
+    known = shares[-1].communication is not None
+    unsure = word in ("unexplained", "mixed") or shares[-1].rest >= UNEXPLAINED
     return Verdict(
         word,
-        _line(word, shares[-1], rate),
+        _line(word, shares[-1], top / steps[top] * 1e3),
         shares,
         fit,
-        tuple(_suspects(top, shares[-1], limits, settings)) if word in ("unexplained", "mixed") else (),
+        suspects(well[top], evidence, broken, limits, settings, collectives_known=known) if unsure else (),
         _counterfactual(step, ceiling, options),
-        tuple(_contradictions(shares, fit, ceiling, used)),
+        (*_contradictions(shares, fit, broken, ceiling, used, spread), *evidence.against),
         against,
         options,
         what_is_left(step, ceiling, options, word),
-        unusable or _collectives_text(ceiling, used),
+        collectives.reason if isinstance(collectives, Unusable) else _collectives_text(ceiling, used),
+        evidence.seen,
+        interference(well[top]),
     )
 
 
@@ -127,7 +156,7 @@ def _line(word: str, top: Shares, rate: float) -> str:
     if top.communication is None:
         known += "; the collectives were not measured"
     else:
-        known += f", all-reduce {top.communication:.0%} (measured)"
+        known += f", communication {top.communication:.0%} (measured)"
     ends = {
         "memory": "the step is bound by memory bandwidth",
         "communication": "the step is bound by communication",
@@ -138,42 +167,20 @@ def _line(word: str, top: Shares, rate: float) -> str:
     return f"{head} {known}: {ends[word]}."
 
 
-def _suspects(b: int, top: Shares, limits: Limits, settings: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    if top.communication is None:
-        found.append(
-            "collectives: not measured, so neither blamed nor cleared; `invoke bench.collectives` measures them"
-        )
-    if limits.graphs_off:
-        found.append("CUDA graphs are off (disable_cuda_graph): every launch is paid each step")
-    elif limits.graph_max is not None and b > limits.graph_max:
-        found.append(f"CUDA graphs end at {limits.graph_max} streams, and {b} were run")
-    elif limits.graph_max is None:
-        found.append(
-            "CUDA graphs: the server does not say up to how many streams; look for `cuda graph: False` in its log"
-        )
-    for name, what in (("attention_backend", "attention backend"), ("moe_runner_backend", "MoE backend")):
-        value = settings.get(name)
-        found.append(
-            f"{what}: {value}; compare with the profile, and with what the log says at start"
-            if value
-            else f"{what}: not told"
-        )
-    found += [
-        "host CPU: one Python process feeds the GPUs; look for a core at 100 %, and at the clock governor",
-        "clocks and power: `nvidia-smi -q -d CLOCK,POWER` under load; 100 % busy at half the usual watts is waiting",
-        "queueing and prefill: TTFT against ITL shows prompts that stop the decoding of others",
-    ]
-    return found
-
-
 def _counterfactual(step: Step, ceiling: Ceiling, options: Sequence[Gain]) -> str:
     limit = f"If all but the memory floor vanished: {ceiling.tok_s(step.b):.0f} tok/s at {step.b}"
     known = [one for one in options if one.measured and not one.bound and one.tok_s > step.tok_s]
     return " ".join([*(one.sentence(step.b) for one in known[:1]), f"{limit}; no setting can give more."])
 
 
-def _contradictions(shares: Sequence[Shares], fit: Fit | None, ceiling: Ceiling, used: Collectives | None) -> list[str]:
+def _contradictions(
+    shares: Sequence[Shares],
+    fit: Fit | None,
+    broken: Break | None,
+    ceiling: Ceiling,
+    used: Collectives | None,
+    spread: bool,
+) -> list[str]:
     found = [
         f"at {s.b}: the known parts need {1 - s.rest:.0%} of the measured step; one figure is wrong"
         for s in shares
@@ -187,11 +194,20 @@ def _contradictions(shares: Sequence[Shares], fit: Fit | None, ceiling: Ceiling,
         return found
     floor = ceiling.shape.routed_expert_bytes / ceiling.ranks / ceiling.gpu.bandwidth * 1e3
     if fit.rms > POOR_FIT:
-        found.append(f"no smooth line fits the sweep (rms {fit.rms:.1%}): something changes between its points")
+        where = f"between {broken.below} and {broken.above} streams" if broken else "between its points"
+        found.append(f"no smooth line fits the sweep (rms {fit.rms:.1%}): something changes {where}")
     elif fit.c1 < 0.9 * floor and fit.points >= 6:
         found.append(
             f"the fit reads all experts in {fit.c1:.1f} ms, memory needs {floor:.1f}: is this the model it says?"
         )
+    elif used and used.line and not spread:
+        wire = reductions(ceiling.shape) * message_bytes(ceiling.shape, 1) * used.line.beta * 1e3
+        top = shares[-1]
+        if wire > 2.0 * fit.c2 and wire * top.b > 0.2 * top.step_ms:
+            found.append(
+                f"each token adds {fit.c2:.2f} ms in the sweep, the measured all-reduces alone {wire:.2f}: "
+                "they were not measured as the server runs them"
+            )
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from runbooks import paths
 from runbooks.bench import between, measured
-from runbooks.bench.ceiling import GPUS, Ceiling
+from runbooks.bench.ceiling import GPUS
 from runbooks.bench.collectives.cli import held, ladder_of
 from runbooks.bench.collectives.group import Emit, Outcome, together
 from runbooks.bench.collectives.reduce import Sizes, merged
@@ -26,7 +26,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
 from runbooks.inventory import load
 from runbooks.inventory.runtimes import runtime_paths
-from tests.bench.test_bench_judge import CARD, GLM5, Said, verdict
+from tests.bench.test_bench_judge import CEILING, GLM5, Said, verdict
 
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parents[2]
@@ -213,11 +213,15 @@ def test_a_gain_has_an_interval_from_the_noise_that_is_known() -> None:
 
 
 def test_stop_tuning_is_said_only_with_the_list_and_never_of_what_is_unexplained() -> None:
-    near = Ceiling(GLM5, CARD, 8, 1024).memory(64) * 1e3 * 1.01
+    near = CEILING.memory(64) * 1e3 * 1.01
     assert verdict({64: near}).advice.startswith("STOP TUNING")
-    bound = verdict({64: 52.0}, collectives=flat(5e-6))
+    least = (CEILING.memory(64) + CEILING.compute(64) + 156 * 100e-6) * 1e3
+    bound = verdict({64: least * 1.02}, collectives=flat(100e-6))
     assert (bound.word, bound.advice[:11]) == ("memory", "STOP TUNING")
-    assert "Looked at: faster links without end" in bound.advice
+    assert "Looked at: less overhead at most +2%" in bound.advice
+    open_still = verdict({64: 52.0}, collectives=flat(5e-6))
+    assert (open_still.word, open_still.advice[:8]) == ("memory", "Nothing ")
+    assert "less overhead (at most +" in open_still.advice
     assert verdict({64: 271.2}, collectives=flat(5e-6)).advice == ""
     assert verdict({64: 52.0}).advice == ""
 

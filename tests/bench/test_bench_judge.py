@@ -259,7 +259,7 @@ def test_graphs_come_first_among_what_can_be_known() -> None:
 def test_contradictions_are_said() -> None:
     impossible = verdict({64: 40.0}, collectives=timings({64: 142e-6}))
     assert "one figure is wrong" in impossible.contradictions[0]
-    assert "something changes between its points" in verdict(steps_of(FORK)).contradictions[0]
+    assert "something changes between 8 and 16 streams" in verdict(steps_of(FORK)).contradictions[0]
     flat = verdict({b: 100.0 + 0.01 * b for b in SWEEP})
     assert "is this the model it says?" in flat.contradictions[0]
     assert verdict(steps_of(REFERENCE)).contradictions == ()
