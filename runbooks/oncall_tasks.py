@@ -48,6 +48,7 @@ def install(
     help={
         **WHERE,
         "file": "a log, a folder or tar archive of logs, or - for what is piped in: needs no host and no inventory",
+        "bundle": "what a failed deploy saved: a folder or tar archive here, or on the hosts its name, or latest",
         "since": "how far back a host's logs are read: 30m, 1h, 2d",
     },
 )
@@ -55,18 +56,20 @@ def diagnose(
     context: Context,
     hosts: list[str],
     file: str = "",
+    bundle: str = "",
     since: str = "1h",
     inventory: str | None = None,
     json: bool = False,
     plain: bool = False,
 ) -> int:
     """From a failure's lines to its first cause and page."""
-    from runbooks.diagnose.command import diagnose_file, diagnose_hosts
+    from runbooks.diagnose.command import diagnose_file, diagnose_hosts, diagnose_saved
+    from runbooks.paths import expand
 
-    if file:
-        return diagnose_file(file, _reporter(json, plain))
+    if file or (bundle and expand(bundle).exists()):
+        return diagnose_file(file or bundle, _reporter(json, plain), bundle=bool(bundle))
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return diagnose_hosts(session, since)
+        return diagnose_saved(session, bundle) if bundle else diagnose_hosts(session, since)
 
 
 @command(

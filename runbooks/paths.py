@@ -13,6 +13,7 @@ TOOLS = f"{ROOT}/tools"  # pushed artefacts (canary, load generator), named by c
 
 STATE = "/var/lib/runbooks"
 JOBS = f"{STATE}/jobs"
+DIAGNOSIS = f"{STATE}/diagnosis"  # what failed deploys left to be read
 WHEELS = f"{STATE}/wheels"  # built wheels, keyed by everything that decides their bytes
 
 PEERS = f"{STATE}/p2p-verdict"  # of a VM: its grant of peer-to-peer stands, and what the ladder found of it

@@ -23,7 +23,7 @@ from runbooks.engine.secret import MASK
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
-FOLDER = f"{paths.STATE}/diagnosis"
+FOLDER = paths.DIAGNOSIS
 PATIENCE = 10  # seconds: the old server is still down meanwhile
 LONGEST = 1_000_000  # bytes of one part; its end is kept
 KEPT = 10  # folders

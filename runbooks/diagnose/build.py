@@ -13,7 +13,7 @@ def apt() -> tuple[Signature, ...]:
             "dkms-build",
             r"Bad return status for module build|dkms.*\(--configure\)|dkms.*returned error exit status"
             r"|Consult /var/lib/dkms|kernel headers for .* (?:cannot|could not) be found"
-            r"|dkms.*(?:build|autoinstall).*fail",
+            r"|dkms.*(?:build|autoinstall).*fail|DKMS module .* failed|module_symvers_sanity_check|dkms apport",
             "the driver's module does not build for this kernel",
             "the headers of the running kernel, or a newer driver: invoke provision --tags driver",
             "driver-mismatch",
@@ -24,6 +24,7 @@ def apt() -> tuple[Signature, ...]:
         Signature(
             "apt-held",
             r"held broken packages|[Hh]eld packages were changed|have unmet dependencies|E: Unmet dependencies"
+            r"|caused by held packages"
             r"|but \S+ is to be installed"
             r"|trying to overwrite .*which is also in package",
             "packages of two repositories or branches exclude each other",
@@ -53,12 +54,21 @@ def apt() -> tuple[Signature, ...]:
         Signature(
             "apt-signature",
             r"NO_PUBKEY|EXPKEYSIG|signatures (?:couldn't be verified|were invalid)|is not signed\b"
-            r"|repository .* no longer has a Release file|Hash Sum mismatch|File has unexpected size",
+            r"|repository .* (?:no longer has|does not have) a Release file|Hash Sum mismatch|File has unexpected size",
             "apt does not trust what the repository sent, or the mirror is in the middle of an update",
             "a mirror: again in some minutes; a key: invoke provision --tags driver writes it anew",
             "deploy-failed",
             "apt-secure(8)",
             rank=2,
+        ),
+        Signature(
+            "package-broken",
+            r"Sub-process /usr/bin/dpkg returned an error|dpkg: error processing|subprocess returned error exit status",
+            "a package could not be set up; the first error above names it",
+            "/var/log/apt/term.log on the host; then invoke provision, which finishes what dpkg began",
+            "deploy-failed",
+            "dpkg(1)",
+            rank=4,
         ),
         Signature(
             "apt-missing",
@@ -88,7 +98,7 @@ def pip() -> tuple[Signature, ...]:
             "nvcc-killed",
             r"nvcc.*(?:Segmentation fault|Killed)|(?:Segmentation fault|Killed).*\bnvcc|(?:cicc|ptxas).*(?:Killed|died)"
             r"|fatal error: Killed signal"
-            r"|internal compiler error|died due to signal|nvcc error",
+            r"|cc1plus: out of memory|internal compiler error|died due to signal|nvcc error",
             "the CUDA compiler was killed, or crashed: too many jobs for the memory, or a CUDA version with a bug",
             "flash_attn.max_jobs in the inventory",
             "flash-attn-build",
@@ -105,8 +115,21 @@ def pip() -> tuple[Signature, ...]:
             rank=1,
         ),
         Signature(
+            "no-compiler",
+            r"\b(?:g\+\+|gcc|cc|nvcc|ninja|make): (?:command )?not found|nvcc was not found|Could not find nvcc"
+            r"|CUDA_HOME environment variable is not set|Failed to find C compiler|Ninja is required"
+            r"|Python\.h: No such file",
+            "a compiler, its headers or ninja are not installed where something has to be compiled",
+            "invoke provision --tags base,cuda,runtime installs them; CUDA_HOME in the runtime's env",
+            "flash-attn-build",
+            "flash-attention #447; NVIDIA/open-gpu-kernel-modules #805; torch.utils.cpp_extension",
+            rank=1,
+        ),
+        Signature(
             "build-failed",
-            r"ninja: build stopped|Failed building wheel for|Could not build wheels for|FAILED: .*\.(?:o|so)\b"
+            r"ninja: build stopped|Failed building wheel for|Could not build wheels for|Ninja build failed"
+            r"|Failed to build \S+ wheels"
+            r"|Command .{0,4}'ninja.*non-zero|mismatches the version that was used to compile|FAILED: .*\.(?:o|so)\b"
             r"|command '.*(?:ninja|gcc|nvcc|g\+\+)' failed",
             "a build from source failed; the first error stands above this line",
             "the page has the usual reasons in order",
@@ -152,8 +175,19 @@ def network() -> tuple[Signature, ...]:
             rank=3,
         ),
         Signature(
+            "download-failed",
+            r"LocalEntryNotFoundError|IncompleteRead|ReadTimeoutError|HTTPSConnectionPool.*(?:timed out|refused)"
+            r"|CAS service error|Connection broken:|ChunkedEncodingError|ContentTooShortError",
+            "a download broke off, or its source does not answer",
+            "the same command again: it goes on where it was; then the route, and `proxy` in the inventory",
+            "model-download",
+            "huggingface_hub #1498, #1718, #3457",
+            rank=3,
+        ),
+        Signature(
             "tls",
-            r"certificate verify failed|certificate (?:has expired|is not yet valid)|CERTIFICATE_VERIFY_FAILED",
+            r"certificate verify failed|SSL certificate problem|certificate (?:has expired|is not yet valid)"
+            r"|CERTIFICATE_VERIFY_FAILED",
             "a certificate is not accepted: a proxy in between, or this host's clock is wrong",
             "timedatectl; then the proxy's certificate authority",
             "host-unreachable",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from runbooks.diagnose.about import About, read
 from runbooks.diagnose.signature import WARNING, Signature
 from runbooks.diagnose.signatures import HARMLESS, SIGNATURES
 
@@ -20,7 +21,9 @@ _HARMLESS = re.compile("|".join(HARMLESS))
 _TELLING = re.compile(r"error|exception|fail|killed|abort|fatal|cannot|denied|refused", re.IGNORECASE)
 _FAILURE = re.compile(
     r"^\w*(?:Error|Exception)\b|\w(?:Error|Exception): |^Traceback|\b(?:fatal|panic|BUG:|aborted|abort trap)\b|^E: "
-    r"|Failed with result|Main process exited|exited with (?:code|status) [1-9]|\berror:|: ERROR\b",
+    r"|Failed with result|Main process exited|exited with (?:code|status) [1-9]|\berror:|: ERROR\b|\bfailed to\b"
+    r"|\bgiving up\b"
+    r"|command not found|\bpermission denied\b|\] Error \d+$|\btimed out\b|\bfailed!?$",
     re.IGNORECASE,
 )
 LONGEST = 240  # characters of a line that are looked at for display
@@ -53,14 +56,15 @@ def classify(journal: str, kernel: str = "", unit: Mapping[str, str] | None = No
     return rank(journal, kernel, unit)[0]
 
 
-def rank(journal: str, kernel: str = "", unit: Mapping[str, str] | None = None) -> tuple[Cause, ...]:
-    """Every cause that was found, the first of the chain first; never empty, at most MOST.
+def rank(journal: str, kernel: str = "", unit: Mapping[str, str] | None = None, about: str = "") -> tuple[Cause, ...]:
+    """Every cause that was found, the first of the chain first; never empty, at most MOST. `about`: more text that
+    names the version and the settings, and in which no failure is looked for.
 
     The last attempt to start is looked at first: an older failure that was mended must not be blamed.
     """
-    attempts = _attempts(journal)
+    attempts, known = _attempts(journal), read(f"{about}\n{journal}")
     for text in (attempts[-1], journal) if len(attempts) > 1 else (journal,):
-        hits = _hits(text, kernel)
+        hits = _hits(text, kernel, known)
         if hits:
             # What a death leaves behind it (a killed process, a restart) explains nothing beside its reason.
             grave = [hit for hit in hits if hit.signature.rank < WARNING] or hits
@@ -76,16 +80,19 @@ def _attempts(journal: str) -> list[str]:
     return [journal[begin:end] for begin, end in pairwise(edges)]
 
 
-def _hits(journal: str, kernel: str) -> list[_Hit]:
+def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
     """The first line of each signature that is there, by rank, then by place. One line counts for its gravest only."""
-    able = [signature for signature in SIGNATURES if signature.fits(f"{kernel}\n{journal}")]
+    able = [signature for signature in SIGNATURES if signature.fits(f"{kernel}\n{journal}", about)]
     found: dict[str, _Hit] = {}
     for where, text in (("kernel", kernel), ("journal", journal)):
-        for line in _lines(text):
+        lines = list(_lines(text))
+        for number, line in enumerate(lines, 1):
             matches = [
                 (signature, match)
                 for signature in able
-                if signature.where in ("any", where) and (match := signature.search(line))
+                if signature.where in ("any", where)
+                and (number == len(lines) or not signature.last)
+                and (match := signature.search(line))
             ]
             if matches:
                 signature, match = min(matches, key=lambda entry: entry[0].rank)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from runbooks.diagnose.classify import Cause, rank
-from runbooks.diagnose.sources import Texts, from_file, from_host, seconds
+from runbooks.diagnose.sources import Texts, from_file, from_host, from_saved, seconds
 
 if TYPE_CHECKING:
     from runbooks.engine.report import Level, Reporter
+    from runbooks.engine.transport import Connection
     from runbooks.session import Session
 
 WELL = ("nothing", "starting")
@@ -18,21 +20,30 @@ WELL = ("nothing", "starting")
 def diagnose_hosts(session: Session, since: str) -> int:
     """Exit code 0 where nothing was found on any host."""
     seconds(since)  # refused before any host is asked
-    outcomes = session.each(lambda conn: causes(from_host(conn, since)))
+    return _tell_all(session, lambda conn: from_host(conn, since))
+
+
+def diagnose_file(name: str, report: Reporter, *, bundle: bool = False) -> int:
+    """Works without hosts and without an inventory. `bundle`: it must be what a failed deploy saved."""
+    return tell(causes(from_file(name, bundle=bundle)), report)
+
+
+def diagnose_saved(session: Session, name: str) -> int:
+    """The same for a bundle that lies on each host: its folder's name, or `latest`."""
+    return _tell_all(session, lambda conn: from_saved(conn, name))
+
+
+def _tell_all(session: Session, gather: Callable[[Connection], Texts]) -> int:
+    outcomes = session.each(lambda conn: causes(gather(conn)))
     failed = session.tell_errors(outcomes)
     found = [(outcome.host, outcome.value) for outcome in outcomes if outcome.value is not None]
     codes = [tell(value, session.report, host) for host, value in found]
     return int(failed or any(codes))
 
 
-def diagnose_file(name: str, report: Reporter) -> int:
-    """Works without hosts and without an inventory."""
-    return tell(causes(from_file(name)), report)
-
-
 def causes(texts: Texts) -> tuple[Cause, ...]:
     """What the server's journal and the kernel say; where that is nothing certain, what was being installed."""
-    found = rank(texts.journal, texts.kernel, texts.unit)
+    found = rank(texts.journal, texts.kernel, texts.unit, texts.about)
     if not texts.installs or (found[0].certain and found[0].name != "not-deployed"):
         return found
     installed = tuple(cause for cause in rank(texts.installs) if cause.certain)

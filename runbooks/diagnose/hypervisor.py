@@ -14,7 +14,7 @@ def node() -> tuple[Signature, ...]:
 
 
 def _signature(failure: Failure) -> Signature:
-    wide = any(word in failure.pattern for word in _ELSEWHERE_TOO)
+    wide = any(word in failure.pattern for word in _ELSEWHERE_TOO) and "can't lock file" not in failure.pattern
     return Signature(
         name=_name(failure.what),
         pattern=failure.pattern,

@@ -13,8 +13,9 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "oom-kill",
             (
-                r"out of memory: killed process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
-                r"reaped|with result 'oom-kill'|systemd-oomd.*killed|killed .*by the OOM killer"
+                r"out of memory: kill(?:ed)? process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
+                r"reaped|\bkilled process \d+ \(\S+\) total-vm|invoked oom-killer|with result 'oom-kill'"
+                r"|systemd-oomd.*killed|killed .*by the OOM killer"
             ),
             "the kernel's OOM killer ended it: the machine (or the unit) ran out of main memory",
             "give the VM more memory, or load with fewer threads; then deploy again",
@@ -28,7 +29,8 @@ def kernel() -> tuple[Signature, ...]:
             (
                 rf"Xid \([^)]*\): (?!(?:{ONE_PROCESS})\b)\d+.*|\bXid:? (?:46|48|62|74|79|95|119|120|140|154)\b.*"
                 r"|fallen off the bus|GPU is lost|Unable to determine the device handle"
-                r"|GPU requires reset|cudaErrorDevicesUnavailable|uncorrectable ECC error|NVML_ERROR_GPU_IS_LOST"
+                r"|GPU requires reset|GPU is probably locked|cudaErrorDevicesUnavailable|uncorrectable ECC error"
+                r"|NVML_ERROR_GPU_IS_LOST"
             ),
             "a GPU is lost or its firmware hangs ({0})",
             "invoke health shows which one; it needs the hypervisor's node, not a restart of the server",
@@ -40,7 +42,7 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "gpu-firmware",
             r"WPR2 (?:already up|latched)|GSP.*(?:heartbeat|RPC response|timed? ?out|not responding)"
-            r"|GSP.*(?:boot|init\w*) failed|RPC response from GPU\d* GSP",
+            r"|GSP.*(?:boot|init\w*) failed|RPC response from GPU\d* GSP|\bGSP Timeout\b|GSP-CrashCat",
             "a card's firmware (GSP) hangs; a warm reboot keeps it that way",
             "power the node off and on; open kernel modules only",
             "gpu-lost",
@@ -63,7 +65,7 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "pci-window",
             r"PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @ 0x0"
-            r"|BAR \d+.*(?:can't assign; no space|failed to assign)",
+            r"|BAR \d+.*(?:no space|failed to assign)",
             "the guest's PCI window is too small for the cards",
             "the firmware and CPU settings of the VM, on the hypervisor's node",
             "gpu-lost",
@@ -178,7 +180,8 @@ def driver() -> tuple[Signature, ...]:
             r"couldn't communicate with the NVIDIA driver|Module nvidia(?:_\w+)? not found|Failed to initialize NVML"
             r"|nvidia-persistenced.*Failed to query NVIDIA devices"
             r"|nvidia.*disagrees about version of symbol|nvidia-smi: (?:command )?not found|libcuda\.so.*cannot open"
-            r"|CUDA driver initialization failed|nvidia.*version magic",
+            r"|CUDA driver initialization failed|nvidia.*version magic|could not insert 'nvidia\w*': (?:No such|Exec"
+            r"|Inval|Unknown)",
             "the driver's module is not loaded, or not there for the kernel that runs",
             "invoke provision --tags driver (reboots when it has to)",
             "driver-mismatch",

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 from runbooks.diagnose.signature import Signature
 
+_NAN = (
+    r"probability tensor contains either|NaN in the logits|NaN detected|nan or element < 0|NaN happened"
+    r"|TensorCompare\.cu|not JSON compliant|logits? (?:contains?|has|is|are) nan|nan values? (?:in|detected)"
+)
+
 
 def numbers() -> tuple[Signature, ...]:
     return (
         Signature(
+            "nan-speculative",
+            _NAN,
+            "NaN, with speculative decoding on: its verification reads NaN after a prefix hit, and all ranks die",
+            "a profile without speculative decoding; until then invoke rollback",
+            "nan-output",
+            "sglang #19796, #20043, #19897",
+            rank=1,
+            when={"speculative_algorithm": "(?!none$|null$|false$).+"},
+        ),
+        Signature(
+            "nan-fp4-gemm",
+            _NAN,
+            "NaN, with an SGLang whose FP4 GEMM is CUTLASS by default: its tiles race at 64 requests and more",
+            "fp4_gemm_runner_backend flashinfer_cudnn in the profile, or a newer runtime: its JIT cache starts empty",
+            "nan-output",
+            "flashinfer #2708, PR #2716; sglang #16534",
+            rank=1,
+            when={"quantization": "modelopt_fp4|nvfp4_online"},
+            before="0.5.10",
+        ),
+        Signature(
+            "nan-sparse-kernel",
+            _NAN,
+            "NaN, with a sparse attention kernel that was not made for SM120",
+            "another dsa_prefill_backend and dsa_decode_backend: flashinfer_sparse_mla from SGLang 0.5.17 on",
+            "nan-output",
+            "sglang #26087, #26928, #29562, #37105",
+            rank=1,
+            when={"dsa_decode_backend": r"flashmla\w*|fa3|trtllm|tilelang"},
+        ),
+        Signature(
             "nan",
-            r"probability tensor contains either|NaN in the logits|NaN detected|nan or element < 0|NaN happened"
-            r"|TensorCompare\.cu|not JSON compliant|logits? (?:contains?|has|is|are) nan|nan values? (?:in|detected)",
+            _NAN,
             "the model computes NaN: the sampler's assert takes the server down",
             "invoke rollback, then the page",
             "nan-output",
@@ -37,8 +72,28 @@ def numbers() -> tuple[Signature, ...]:
             rank=4,
         ),
         Signature(
+            "constant-logprob",
+            r"(\"logprob\": ?-?\d+\.\d+)(?:.{1,400}?\1){7,}",
+            "every token of an answer has the same probability: the numbers behind it are not numbers",
+            "invoke canary proves it and names the likely causes",
+            "nan-output",
+            "vllm #52938",
+            rank=2,
+        ),
+        Signature(
+            "repetition",
+            r"\b(\w{2,}[^\w]{1,3})(?:\1){11,}",
+            "an answer repeats one word for ever: a kernel's garbage, or a model at its limits",
+            "invoke canary --battery full tells from which length on",
+            "canary-degraded",
+            "local-inference-lab/rtx6kpro, models/glm5.1: collapse near 40k tokens; sglang #24321",
+            rank=4,
+            needs=r"\"content\"|\"text\"",
+        ),
+        Signature(
             "launch-failure",
-            r"unspecified launch failure|illegal memory access|illegal instruction was encountered|misaligned address"
+            r"unspecified launch failure|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access"
+            r"|illegal instruction was encountered|misaligned address"
             r"|CUDA_ERROR_(?:INVALID_VALUE|LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION)"
             r"|cudaErrorIllegalAddress|cudaErrorLaunchFailure|Xid \([^)]*\): (?:13|31)\b",
             "a GPU kernel crashed",
@@ -103,7 +158,7 @@ def together() -> tuple[Signature, ...]:
             "nccl",
             r"nccl(?:System|Internal|Unhandled|Remote|InvalidUsage)\w*|NCCL error|NCCL WARN"
             r"|ProcessGroupNCCL.*(?:timeout|timed out)|Watchdog caught collective operation timeout"
-            r"|collective operation.*timed? ?out|DistBackendError",
+            r"|collective operation.*timed? ?out|DistBackendError|watchdog got stuck|DistStoreError|gloo/transport",
             "the GPUs cannot talk to each other",
             "NCCL_DEBUG=INFO in the profile's environment shows where; peer-to-peer in a VM is the first suspect",
             "server-down",
@@ -120,6 +175,37 @@ def together() -> tuple[Signature, ...]:
             "tinygrad/open-gpu-kernel-modules #44; NVIDIA/nccl #2335",
             rank=2,
             where="any",
+        ),
+        Signature(
+            "wrong-sums",
+            r"Out of bounds values : [1-9]\d* FAILED|#wrong.*[1-9]|all.?reduce.*(?:wrong|mismatch)\b.*(?:value|sum"
+            r"|result)",
+            "a collective sums wrong: peer-to-peer is granted, and its writes land somewhere else",
+            "p2p: off for the VM, NCCL_P2P_DISABLE=1 in the profile's environment; then invoke bench.collectives",
+            "peer-to-peer",
+            "NVIDIA/nccl #2335; club-3090 #873",
+            rank=1,
+            where="any",
+        ),
+        Signature(
+            "hangs-in-nccl",
+            r"using nccl==|Init torch distributed begin|NCCL INFO .*(?:via P2P|Init START)",
+            "the start stands still where the cards are connected to each other: peer-to-peer, IOMMU or ACS",
+            "p2p: off for the VM, NCCL_P2P_DISABLE=1 in the profile's environment, iommu=pt on the node",
+            "start-slow",
+            "club-3090 #873; nccl #1999, #2079; vllm #51513; rtx6kpro #15, #21",
+            rank=6,
+            last=True,
+        ),
+        Signature(
+            "prefix-lost",
+            r"#cached-token: 0\b",
+            "no prompt finds its prefix in the cache, with speculative decoding on",
+            "a profile without speculative decoding, where prompts share a beginning",
+            "slow-throughput",
+            "sglang #32459",
+            rank=7,
+            when={"speculative_algorithm": "(?!none$|null$|false$).+"},
         ),
         Signature(
             "watchdog",
@@ -207,7 +293,7 @@ def echoes() -> tuple[Signature, ...]:
         ),
         Signature(
             "scheduler-died",
-            r"Scheduler hit an exception|scheduler_?\d* .*(?:died|crashed)|scheduler died during initialization"
+            r"Scheduler hit an exception|scheduler_?\d* .*(?:died|crashed|is dead)|scheduler died during initialization"
             r"|Received sigquit from a child process|SIGQUIT received",
             "SGLang's scheduler died; the exception stands above this line",
             "journalctl -u sglang -e shows the exception",

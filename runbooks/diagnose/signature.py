@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from runbooks.diagnose.about import About
 
 Where = Literal["journal", "kernel", "any"]
 
@@ -19,7 +23,9 @@ class Signature:
     """`text` and `fix` are for the person on call; `{0}` in `text` is the pattern's first group that matched.
 
     `needs`: something that must stand anywhere in the same text, where a line alone does not tell (a missing torch is
-    one thing in a build and another in a server).
+    one thing in a build and another in a server). `when`: settings and the patterns of their values, `since` and
+    `before`: versions of SGLang; a signature that asks for them holds only where the text tells them. `last`: the line
+    must be the last one, where something stopped without a word.
     """
 
     name: str
@@ -31,6 +37,10 @@ class Signature:
     rank: int = 3
     where: Where = "journal"
     needs: str = ""
+    when: Mapping[str, str] = field(default_factory=dict)
+    since: str = ""
+    before: str = ""
+    last: bool = False
 
     @cached_property
     def _line(self) -> re.Pattern[str]:
@@ -43,5 +53,6 @@ class Signature:
     def search(self, line: str) -> re.Match[str] | None:
         return self._line.search(line)
 
-    def fits(self, text: str) -> bool:
-        return not self.needs or bool(self._needs.search(text))
+    def fits(self, text: str, about: About) -> bool:
+        stands = not self.needs or bool(self._needs.search(text))
+        return stands and about.has(self.when) and about.within(self.since, self.before)

@@ -42,10 +42,12 @@ HARMLESS = (
     r"|^Requirement already|^Downloading ",  # package names such as liberror-perl
     r"HTTP/\d\.\d\"? (?:[1-4]\d\d|503)\b.*$(?<!\})",  # an access line: a client's mistake, or a probe while it starts
     r"nvcc warning|ptxas info|: warning:|warning #\d+-D",
+    r"\bsshd(?:-session)?\[\d+\]: ",  # what strangers try at the door
+    r"Setup Custom allreduce failed .*To silence this warning",  # it goes on with NCCL
+    r"destroy_process_group\(\) was not called",
     r"^\s*(?:--|\[-|usage:)",  # argparse prints every option
     r"Loading kernel module configfs|Xid:? none|Failed units: 0|Scheduled restart job.*counter is at 0",
     r"Failed to set fd limit",  # dbus in a container
     r"^WARNING: (?:Connection timed out while|Retrying|Attempting to resume)",  # pip, which goes on
-    r"\bsshd(?:-session)?\[\d+\]: |^error: kex_exchange_identification",  # what strangers try at the door
 )
 """Lines that speak of failures and are none."""

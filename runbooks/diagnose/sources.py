@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import secrets
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbooks import paths
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.step import quote
 from runbooks.paths import expand
 
 if TYPE_CHECKING:
@@ -34,22 +36,26 @@ if command -v nvidia-smi >/dev/null; then
   i=0; while [ "$i" -lt 25 ] && ! grep -q '^done$' "$f"; do sleep 0.2; i=$((i + 1)); done
   if grep -q '^done$' "$f"; then cat "$f"; else echo 'nvidia-smi: no answer for 5 s'; fi; rm -f "$f"
 fi
+echo '{mark} about'; cat {current}/release.json {current}/argv.json 2>/dev/null
 echo '{mark} installs'
 find /var/log/apt/term.log /var/lib/dkms {jobs} -name '*log' -mmin -{minutes} 2>/dev/null |
   grep -v -e /canary- -e /bench- -e /collectives- |
   while read -r f; do tail -n 400 "$f"; done
 """
+BUNDLE = {"journal.txt", "unit.txt"}  # the names by which a folder is known as deploy's; see deploy/evidence.py
 FIELDS = "ActiveState,SubState,Result,ExecMainCode,ExecMainStatus,NRestarts,LoadState"
 
 
 @dataclass(frozen=True)
 class Texts:
-    """`installs`: logs of apt, dkms and our own jobs. `unit`: fields of `systemctl show`; empty where nobody asked."""
+    """`installs`: logs of apt, dkms and our own jobs. `unit`: fields of `systemctl show`; empty where nobody asked.
+    `about`: what names version and settings, and is no log."""
 
     journal: str = ""
     kernel: str = ""
     installs: str = ""
     unit: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
 
 
 def seconds(since: str) -> int:
@@ -71,18 +77,19 @@ def from_host(conn: Connection, since: str) -> Texts:
         seconds=span,
         minutes=max(1, span // 60),
         jobs=paths.JOBS,
+        current=paths.CURRENT,
     )
     parts: dict[str, str] = {}
     for block in conn.ask(script, deadline=40).out.split(f"{mark} ")[1:]:
         name, _, body = block.partition("\n")
         parts[name] = body
-    unit = dict(line.split("=", 1) for line in parts.get("unit", "").splitlines() if "=" in line)
+    unit = _fields(parts.get("unit", ""))
     kernel = f"{parts.get('kernel', '')}\n{parts.get('gpus', '')}"
-    return Texts(parts.get("journal", ""), kernel, parts.get("installs", ""), unit)
+    return Texts(parts.get("journal", ""), kernel, parts.get("installs", ""), unit, parts.get("about", ""))
 
 
-def from_file(name: str) -> Texts:
-    """A log, `-` for what is piped in, a folder of logs, or a tar archive of them."""
+def from_file(name: str, *, bundle: bool = False) -> Texts:
+    """A log, `-` for what is piped in, a folder of logs, or a tar archive of them; also what a failed deploy saved."""
     if name == "-":
         return from_text(sys.stdin.buffer.read(LARGEST).decode(errors="replace"))
     path = expand(name)
@@ -95,14 +102,49 @@ def from_file(name: str) -> Texts:
             files = {name: path.read_bytes()[-LARGEST:]}
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from None
-    found = [from_text(data.decode(errors="replace")) for data in files.values()]
+    texts = {Path(one).name: data.decode(errors="replace") for one, data in files.items()}
+    if texts.keys() >= BUNDLE:
+        return from_bundle(texts)
+    if bundle:
+        raise UsageError(f"{name} is no bundle of a failed deploy", details=[f"it lacks {', '.join(sorted(BUNDLE))}"])
+    found = [from_text(text) for text in texts.values()]
     return Texts("\n".join(one.journal for one in found), "\n".join(one.kernel for one in found))
+
+
+def from_bundle(texts: Mapping[str, str]) -> Texts:
+    """What deploy keeps of a release that failed, by file name. `why.txt` is our own error, and no evidence; the list
+    of processes and the files of the release speak of failures that are none."""
+    kernel = f"{texts.get('kernel.txt', '')}\n{texts.get('nvidia-smi.txt', '')}"
+    about = f"{texts.get('versions.txt', '')}\n{texts.get('release.txt', '')}"
+    return Texts(texts.get("journal.txt", ""), kernel, unit=_fields(texts.get("unit.txt", "")), about=about)
+
+
+def from_saved(conn: Connection, name: str) -> Texts:
+    """A bundle that a failed deploy left on the host: its folder's name, or `latest`. Raises RunbookError where there
+    is none."""
+    chosen = "$(ls -1 | sort | tail -n 1)" if name == "latest" else quote(Path(name).name)
+    said = conn.ask(f"cd {paths.DIAGNOSIS} 2>/dev/null && tar -cf - -- {chosen}", deadline=60)
+    if said.rc or not said.raw:
+        there = conn.ask(f"ls -1r {paths.DIAGNOSIS} 2>/dev/null | head -n 5").out.split()
+        details = [f"there are: {', '.join(there)}" if there else "no deploy has failed on this host"]
+        raise RunbookError(f"no bundle {name!r} on this host", host=conn.name, details=details)
+    with tarfile.open(fileobj=io.BytesIO(said.raw)) as archive:
+        files = {Path(one): data for one, data in _read(archive).items()}
+    return from_bundle({one.name: data.decode(errors="replace") for one, data in files.items()})
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))
 
 
 def _members(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as archive:
-        files = [member for member in archive.getmembers() if member.isfile() and member.size <= LARGEST]
-        return {member.name: found.read() for member in files if (found := archive.extractfile(member))}
+        return _read(archive)
+
+
+def _read(archive: tarfile.TarFile) -> dict[str, bytes]:
+    files = [member for member in archive.getmembers() if member.isfile() and member.size <= LARGEST]
+    return {member.name: found.read() for member in files if (found := archive.extractfile(member))}
 
 
 def from_text(text: str) -> Texts:

@@ -15,6 +15,16 @@ _FLASH = r"flash[-_ ]?attn|flash[-_]attention"
 def arguments() -> tuple[Signature, ...]:
     return (
         Signature(
+            "renamed-flag",
+            r"error: (?:unrecognized arguments|ambiguous option): .*?(--(?:nsa-[\w-]+|cuda-graph-(?:max-)?bs\b(?!-)"
+            r"|enable-nan-detection|disable-piecewise-cuda-graph|fp4-gemm-runner-backend))",
+            "this SGLang has another name for {0}",
+            "the canonical name in the profile (dsa_*, cuda_graph_max_bs_decode...): it is spelled for each version",
+            "deploy-failed",
+            "sglang #25821, #26335; names in 0.5.20's server_args.py",
+            rank=0,
+        ),
+        Signature(
             "unknown-flag",
             r"error: unrecognized arguments: (.*)|error: (ambiguous option: .*)|error: no such option: (.*)",
             "SGLang does not know a flag of this profile: {0}",
@@ -69,6 +79,7 @@ def memory() -> tuple[Signature, ...]:
             "gpu-memory",
             r"(?:cuda|torch)\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
             r"|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
             r"|Not enough memory\. Please try to increase --mem-fraction-static|memory capacity is unbalanced",
             "the GPUs' memory does not suffice, or something else holds it",
             "nvidia-smi shows who holds it; then lower mem_fraction_static or cuda_graph_max_bs_decode in the profile",
@@ -78,7 +89,8 @@ def memory() -> tuple[Signature, ...]:
         ),
         Signature(
             "host-memory",
-            r"\[Errno 12\]|Cannot allocate memory|DefaultCPUAllocator: .*allocate|^MemoryError\b|std::bad_alloc",
+            r"\[Errno 12\]|^(?!.*guest memory).*Cannot allocate memory|DefaultCPUAllocator: .*allocate"
+            r"|^MemoryError\b|std::bad_alloc",
             "main memory is used up: an allocation failed",
             "free -g; give the VM more memory, or end what else runs there",
             "server-down",
@@ -121,7 +133,8 @@ def kernels() -> tuple[Signature, ...]:
         ),
         Signature(
             "old-compiler",
-            r"ptxas fatal|nvcc fatal|Unsupported gpu architecture|Value 'sm_\d+\w?' is not defined"
+            r"ptxas fatal|nvcc fatal|PTX was compiled with an unsupported toolchain|Unsupported gpu architecture"
+            r"|Value 'sm_\d+\w?' is not defined"
             r"|requires CUDA (?:version )?>= ?1[23]|CUDA (?:toolkit )?1[23]\.\d or (?:newer|later) is required"
             r"|No supported CUDA architectures found|FlashInfer requires GPUs with",
             "the CUDA compiler is too old for these cards: sm_120 needs 12.8, and FlashInfer in practice 12.9",
@@ -133,10 +146,13 @@ def kernels() -> tuple[Signature, ...]:
         Signature(
             "unsupported-architecture",
             r"Unsupported architecture|no kernel image is available|is not compatible with the current PyTorch"
-            r"|has no attribute 'get_num_sms'"
+            r"|has no attribute 'get_num_sms'|NotImplementedError.*forward_mha"
             r"|name 'deep_gemm' is not defined|out of resource: shared memory|too much shared memory"
             r"|smem .*(?:exceed|too|limit)|(?:exceed|too).* smem|not supported on (?:sm|compute capability) ?_?12"
-            r"|FlashAttention.?v?[34]\b.{0,80}(?:only|requires?|not supported)"
+            r"|Unsupported compute capability|Unknown SM arch|not supported on this GPU"
+            r"|is not compatible with the current PyTorch"
+            r"|conditional MMA instruction|Failed to initialize cutlass|FlashAttention.?v?[34]\b.{0,80}(?:only"
+            r"|requires?|not supported)"
             r"|fa[34] .{0,60}(?:only support|requires?|not support)",
             "a kernel in use was not made for SM120",
             "another attention or MoE backend in the profile, or a runtime that has the SM120 kernels",
@@ -181,7 +197,7 @@ def model() -> tuple[Signature, ...]:
             "weights-broken",
             r"Header ?TooLarge|Header ?TooSmall|InvalidHeader|SafetensorError|MetadataIncompleteBuffer"
             r"|Incomplete ?Metadata|InvalidJSON.*safetensors|git-lfs\.github\.com/spec|(?:checksum|sha256).*mismatch"
-            r"|consistency check failed",
+            r"|consistency check failed|PytorchStreamReader failed|failed finding central directory",
             "a weights file is truncated, or is a pointer instead of the file",
             "invoke provision --tags model",
             "model-download",
@@ -230,7 +246,8 @@ def runtime() -> tuple[Signature, ...]:
             r"ModuleNotFoundError: No module named|python[\d.]*: No module named|undefined symbol: ?(?:_Z|cu)"
             r"|version `GLIBC\w*_[\d.]+' not found"
             r"|ImportError: (?!.*circular).*(?:\.so|cannot import name|DLL)"
-            r"|error while loading shared libraries|cannot open shared object file",
+            r"|error while loading shared libraries|cannot open shared object file|Could not load any common_ops"
+            r"|AttributeError: module '\w+' has no attribute|version `GLIBC",
             "the runtime is incomplete, or its packages do not fit together",
             "invoke provision --tags runtime",
             "deploy-failed",
@@ -257,7 +274,8 @@ def runtime() -> tuple[Signature, ...]:
         ),
         Signature(
             "too-many-files",
-            r"Too many open files|EMFILE|can't start new thread|Cannot fork|fork: retry",
+            r"Too many open files|EMFILE|BlockingIOError: .*Resource temporarily|can't start new thread|Cannot fork"
+            r"|fork: retry",
             "a limit on files, threads or processes is reached",
             "the unit of a release sets LimitNOFILE and TasksMax: invoke deploy writes it again",
             "server-down",
@@ -267,7 +285,8 @@ def runtime() -> tuple[Signature, ...]:
         Signature(
             "unit-broken",
             r"status=2\d\d/[A-Z_]+|Failed to locate executable|Failed to load environment files"
-            r"|Failed at step \w+ spawning|bad unit file setting|has a bad unit file|Exec format error",
+            r"|Failed at step \w+ spawning|bad unit file setting|has a bad unit file"
+            r"|^(?!.*modprobe).*Exec format error",
             "systemd cannot start the program: its file, user or folders are not there",
             "invoke provision, then deploy again",
             "deploy-failed",

@@ -40,7 +40,7 @@ FAILURES = (
         "fabriziosalmi/proxmox-vm-autoscale #6",
     ),
     Failure(
-        r"can't lock file '[^']*lock-\d+\.conf' - got timeout",
+        r"can't lock file '[^']*' - got timeout|configuration to become unlocked|VM is locked \(",
         "another task holds the VM's lock",
         "wait for it: it is in the node's task list (a start with cards may take most of an hour)",
         _API,
@@ -97,6 +97,20 @@ FAILURES = (
         "bpg/terraform-provider-proxmox #2091",
     ),
     Failure(
+        r"401 (authentication failure|No ticket|permission denied)|invalid PVE ticket|no such (user|token)",
+        "the API refuses the login",
+        "the token's id and value in the inventory, or the password; the clock of the node, for tickets",
+        _API,
+        "PVE::AccessControl",
+    ),
+    Failure(
+        r"storage '[^']+' (is not available on node|does not exist)",
+        "a storage is not on this node, or is called otherwise",
+        "`storage` of the VM or its image in the inventory: `pvesm status` on the node lists them",
+        _API,
+        "PVE::Storage",
+    ),
+    Failure(
         r"unable to create VM \d+ - VM \d+ already exists|VM \d+ already exists",
         "the VM's number is taken",
         "another `id` for this VM in the inventory",
@@ -110,6 +124,27 @@ FAILURES = (
         "pin the kernel that worked: proxmox-boot-tool kernel pin VERSION, then reboot the node",
         _START,
         "strongtz/i915-sriov-dkms #312, #322",
+    ),
+    Failure(
+        r"hardware probably changed|no pci device info for device",
+        "the cards have other PCI addresses than the mapping says: a kernel, a firmware or a slot has changed",
+        "`invoke provision --tags vm` writes the mapping from what the node has now; then compare serial numbers",
+        _START,
+        "strongtz/i915-sriov-dkms #328; PVE::Mapping::PCI",
+    ),
+    Failure(
+        r"IOMMU not (present|enabled)|no iommu_group found|doesn't support passthrough of host PCI devices",
+        "the IOMMU is off on the node: no card can be given to a VM",
+        "VT-d or AMD-Vi on in the firmware, then `invoke provision --tags node` and its reboot",
+        "node-prepare",
+        "pve-docs, PCI passthrough; BigAnteater/KVM-GPU-Passthrough #19",
+    ),
+    Failure(
+        r"/dev/vfio/\d+: Device or resource busy|Attempting to remove device .* with non-zero usage count",
+        "something else holds a card on the node: another VM, or a driver that is in use",
+        "shut the other VM down; `invoke doctor --node` names the driver of each card",
+        _START,
+        "QEMU hw/vfio; QaidVoid/Complete-Single-GPU-Passthrough #44",
     ),
     Failure(
         r"group \d+ is not viable|ensure all devices within the iommu_group are bound",
@@ -126,14 +161,14 @@ FAILURES = (
         "PVE::QemuServer::PCI",
     ),
     Failure(
-        r"pci_irq_handler: Assertion|Unable to change power state from D3cold to D0|stuck in D3",
+        r"pci_irq_handler: Assertion|Unable to change power state from D3\w+ to D0|stuck in D3",
         "a card fell asleep (D3cold) and does not wake up",
         "`invoke provision --tags node` forbids that sleep; the card itself needs a cold boot of the node",
         _CARDS,
         "kata-containers #11708",
     ),
     Failure(
-        r"not ready \d+ms after (FLR|bus reset)(; giving up)?|kvm run failed Bad address",
+        r"not ready \d+ms after [\w ]+(; giving up)?|kvm run failed Bad address|failed to read device config space",
         "a card did not come back from its reset",
         "only a cold boot of the node (power off, wait, on) brings it back; do not start the VM over and over",
         _CARDS,
@@ -211,7 +246,7 @@ FAILURES = (
         "NVIDIA/open-gpu-kernel-modules #1353",
     ),
     Failure(
-        r"\b59[569] [A-Z]|got timeout|[Tt]oo many redirections",
+        r"\b59[569] [A-Z]|got timeout|Reached timeout while waiting for|[Tt]oo many redirections",
         "the API's proxy gave up waiting; the work itself may go on",
         "the same command again: it looks at what has become of it",
         _API,

@@ -23,6 +23,7 @@ JOURNALS = {
     "no-model-059.txt": ("weights-unreadable", "model-download"),
 }
 
+CONDITIONAL = {"nan-speculative", "nan-fp4-gemm", "nan-sparse-kernel", "prefix-lost"}  # test_diagnose_elsewhere.py
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 KILLED = "sglang.service: Main process exited, code=killed, status=9/KILL"
 
@@ -73,7 +74,7 @@ def test_the_first_of_the_crash_chain_wins_over_its_echoes(line: str) -> None:
 
 
 def test_every_signature_has_a_case_and_a_page() -> None:
-    covered = {name for name, _ in LINES.values()} | {name for name, _ in JOURNALS.values()}
+    covered = {name for name, _ in LINES.values()} | {name for name, _ in JOURNALS.values()} | CONDITIONAL
     left = {signature.name for signature in SIGNATURES if not signature.name.startswith("node-")} - covered
     assert left == {"scheduler-died", "died", "stopped"}  # echoes: tested below
     assert len({signature.name for signature in SIGNATURES}) == len(SIGNATURES)
