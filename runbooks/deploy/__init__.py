@@ -2,7 +2,8 @@
 
 from runbooks.deploy.flow import DeployResult, deploy
 from runbooks.deploy.gateway import gateways
+from runbooks.deploy.gateway_health import check_gateways
 from runbooks.deploy.hosts import deploy_hosts, rollback_hosts
 from runbooks.deploy.listing import list_releases
 
-__all__ = ["DeployResult", "deploy", "deploy_hosts", "gateways", "list_releases", "rollback_hosts"]
+__all__ = ["DeployResult", "check_gateways", "deploy", "deploy_hosts", "gateways", "list_releases", "rollback_hosts"]

@@ -112,24 +112,33 @@ class Replica:
         self.report.note(text, host=self.host, level="warning")
 
     def _ask(self, what: str) -> list[dict[str, Any]]:
-        source = (Path(__file__).parent / "gateway_probe.py").read_text()
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.gateway.host, self.gateway.host)
-        key = self.key.reveal() if self.key else ""
-        question = {"url": f"http://{host}:{self.gateway.port}", "key": key, "ask": what, "worker": self.url}
-        said: dict[str, Any] = {}
-        try:
-            answer = self.conn.ask(f"python3 -c {quote(source)}", stdin=json.dumps(question).encode(), deadline=50)
-            said = json.loads(answer.out.splitlines()[-1])
-        except (ValueError, IndexError):
-            said = {"status": 0, "error": answer.err.strip()[-300:]}
-        except NoAnswer as error:
-            said = {"status": 0, "error": error.message}
-        if said.get("status") != 200:
-            raise RunbookError(
-                "the gateway does not answer",
-                host=self.conn.name,
-                step="gateway",
-                details=[f"{said.get('status')}: {said.get('error')}"],
-                next=f"invoke gateway --hosts {self.host}",
-            )
-        return list(said["workers"])
+        return ask(self.conn, self.gateway, self.key, what, self.url)
+
+
+def ask(conn: Connection, gateway: Gateway, key: Secret | None, what: str, url: str = "") -> list[dict[str, Any]]:
+    """The gateway's workers, after one is added or removed. Raises RunbookError where it does not answer."""
+    source = (Path(__file__).parent / "gateway_probe.py").read_text()
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(gateway.host, gateway.host)
+    question = {
+        "url": f"http://{host}:{gateway.port}",
+        "key": key.reveal() if key else "",
+        "ask": what,
+        "worker": url,
+    }
+    said: dict[str, Any] = {}
+    try:
+        answer = conn.ask(f"python3 -c {quote(source)}", stdin=json.dumps(question).encode(), deadline=50)
+        said = json.loads(answer.out.splitlines()[-1])
+    except (ValueError, IndexError):
+        said = {"status": 0, "error": answer.err.strip()[-300:]}
+    except NoAnswer as error:
+        said = {"status": 0, "error": error.message}
+    if said.get("status") != 200:
+        raise RunbookError(
+            "the gateway does not answer",
+            host=conn.name,
+            step="gateway",
+            details=[f"{said.get('status')}: {said.get('error')}"],
+            next="invoke gateway; on its machine: journalctl -u sglang-gateway -n 50",
+        )
+    return list(said["workers"])

@@ -21,17 +21,22 @@ from tests.deploy.site import INVOKE, Site, provisioned
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 SMALL_DISK = (
-    "mkdir -p /run/full && mount -t tmpfs -o size=8m none /run/full && cp -a /opt/runbooks/releases/. /run/full && "
-    "mount --move /run/full /opt/runbooks/releases"
+    "rm -rf /run/kept && cp -a /opt/runbooks/releases /run/kept && "
+    "mount -t tmpfs -o size=4m none /opt/runbooks/releases && cp -a /run/kept/. /opt/runbooks/releases/"
 )
 FILL = "head -c 64M /dev/zero >/opt/runbooks/releases/.filler"
 
 
 @pytest.fixture(scope="module")
 def site(lab: Lab, guest: Guest) -> Iterator[Site]:
-    for made in provisioned(lab, guest, budget=90):
-        made.deploy("final")
-        yield made
+    yield from provisioned(lab, guest, budget=90)
+
+
+@pytest.fixture(autouse=True)
+def _serving(site: Site) -> None:
+    """Each begins with `final`, promoted and serving."""
+    site.knobs()
+    assert site.deploy("final")[0] == 0
 
 
 def test_a_port_that_is_taken_in_the_middle_is_seen_at_once(site: Site) -> None:
@@ -58,6 +63,7 @@ def test_a_full_disk_touches_nothing_and_fails_no_request(site: Site) -> None:
     before = site.current
     with site.client() as client:
         site.sh(f"{SMALL_DISK} && {FILL}")
+        assert site.sh("df --output=avail /opt/runbooks/releases | tail -n 1") == "0"
         try:
             with pytest.raises(RunbookError, match=r"release \d+ could not be written") as failed:
                 site.deploy("other")

@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from runbooks.deploy import check_gateways
 from runbooks.deploy import gateway as gateways
 from runbooks.deploy.traffic import Replica, group_of
 from runbooks.engine.errors import RunbookError
@@ -20,10 +23,12 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
 from runbooks.inventory import load
 from runbooks.inventory.shape import Gateway, Group, Host, Inventory, Login
+from runbooks.session import Session
 from runbooks.steps.files import File
 from tests.deploy.deploy_fake import FakeHost, silent
 
-BASE = load(Path(__file__).parents[2] / "inventory.yaml").inventory
+LOADED = load(Path(__file__).parents[2] / "inventory.yaml")
+BASE = LOADED.inventory
 GATEWAY = Gateway(ssh=Login(address="192.0.2.20"), host="0.0.0.0", drain=30)
 HOSTS = {name: Host(address=f"192.0.2.1{number}") for number, name in enumerate(("a", "b", "c"))}
 POOL: Inventory = msgspec.structs.replace(
@@ -133,4 +138,27 @@ def test_a_gateway_that_does_not_answer_is_told_with_the_next_command() -> None:
     replica, _ = _replica(FakeHost([("python3 -c", '{"status": 0, "error": "ConnectionRefusedError"}')]))
     with pytest.raises(RunbookError, match="the gateway does not answer") as failed:
         replica.others()
-    assert failed.value.next == "invoke gateway --hosts a"
+    assert str(failed.value.next).startswith("invoke gateway")
+
+
+@pytest.mark.parametrize(
+    ("held", "code", "said"),
+    [
+        ({A: True, B: True}, 0, "all 2 servers get requests"),
+        ({A: True, B: False}, 1, "1 of 2 servers get requests"),
+        ({A: True, "http://192.0.2.99:30000": True}, 1, "invoke health --hosts b; invoke gateway"),
+        (None, 1, "the gateway does not answer"),
+    ],
+    ids=["all", "one unhealthy", "one taken out", "down"],
+)
+def test_health_of_a_gateway_is_read_from_its_workers(
+    held: dict[str, bool] | None, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [{"url": url, "healthy": well} for url, well in (held or {}).items()]
+    answer = {"status": 200, "workers": workers} if held is not None else {"status": 0, "error": "refused"}
+    host = FakeHost([("python3 -c", json.dumps(answer)), ("NRestarts", "active\n0\n")], name="gateway-pool")
+    report, events = silent()
+    session = Session(replace(LOADED, inventory=POOL), ["a"], report)
+    monkeypatch.setattr(session, "connect_gateway", lambda _group: nullcontext(host.conn))
+    assert check_gateways(session) == code
+    assert said in events[-1].text
