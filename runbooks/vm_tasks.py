@@ -10,6 +10,7 @@ from runbooks.surface import command
 HELP = {
     **WHERE,
     "yes": "do not ask: consent to downtime",
+    "log": "what it printed at its last start by provisioning, instead of a login",
     "confirm": "the VM's name, typed once more, where there is nobody to ask",
     "node": "only the Proxmox nodes below these hosts: IOMMU, cards, memory, the API account's privileges",
 }
@@ -54,12 +55,12 @@ def shutdown(
 
 
 @command(iterable=["hosts"], help=HELP)
-def console(context: Context, hosts: list[str], inventory: str | None = None) -> int:
+def console(context: Context, hosts: list[str], inventory: str | None = None, log: bool = False) -> int:
     """The VM's serial console; Ctrl-O leaves it."""
     from runbooks.provision import power
 
     with open_session(inventory=inventory, hosts=hosts) as session:
-        return power.console(session)
+        return power.console(session, log=log)
 
 
 @command(iterable=["hosts"], help=HELP)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lab.proxmox import formats
 
 ROOT_ONLY = ("args", "affinity", "hugepages", "keephugepages")
-FAST = ("name", "onboot", "protection", "tags", "description", "startup")
+FAST = ("name", "onboot", "protection", "tags", "description", "startup", "net0")  # net0: hot-plugged
 GPU, AUDIO, SUBSYSTEM = ("0x10de", "0x2bb5"), ("0x10de", "0x22e8"), ("0x10de", "0x204e")
 GIB = 1 << 30
 

@@ -42,6 +42,7 @@ class Accounts:
 
     tokens: dict[str, str] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
+    second_factor: set[str] = field(default_factory=set)
     tickets: dict[str, tuple[str, str]] = field(default_factory=dict)  # ticket -> (user, CSRF token)
 
 
@@ -163,6 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         user, accounts = str(parameters.get("username")), self.server.accounts
         if accounts.passwords.get(user) != parameters.get("password"):
             raise Refused(401, "authentication failure")
+        if user in accounts.second_factor:
+            return {"ticket": f"PVE:!tfa!%7B%22totp%22:true%7D:{secrets.token_hex(8)}", "NeedTFA": 1, "username": user}
         ticket, csrf = f"PVE:{user}:{secrets.token_hex(16)}", secrets.token_hex(12)
         accounts.tickets[ticket] = (user, csrf)
         return {"ticket": ticket, "CSRFPreventionToken": csrf, "username": user}

@@ -174,7 +174,8 @@ def _config(config: dict[str, str], seen: Seen) -> Iterator[Check]:
 def _rights(client: Client, seen: Seen, vm: Vm, name: str) -> Check:
     if client.login.is_root:
         return Check("privileges", True, "root@pam")
-    lacking = rights.missing(rights.needed(vm, name, seen.version), client.get("/access/permissions"))
+    needed = rights.needed(vm, name, seen.version, mapping_is_new=seen.mapping is None)
+    lacking = rights.missing(needed, client.get("/access/permissions"))
     detail = ", ".join(f"{right.privilege} on {right.path}" for right in lacking) or "all that the plan needs"
     return Check("privileges", not lacking, detail, rights.role(Version(seen.version.major, 0)), "proxmox-api")
 

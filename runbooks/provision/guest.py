@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runbooks import paths
@@ -96,4 +97,13 @@ done""")
         if len(cards) != self.gpus.count:
             line = f"{len(cards)} cards of {self.gpus.count} are on the VM's bus"
             return Verdict(ok=False, line=line, details=details, next="invoke doctor --node", page="gpu-lost")
-        return Verdict(ok=True, line=f"{len(cards)} cards", details=details)
+        return Verdict(ok=True, line=f"{len(cards)} cards{_noted(cards)}", details=details)
+
+
+def _noted(cards: Sequence[Sequence[str]]) -> str:
+    """NUMA nodes and link widths as the guest shows them: cosmetic both, for PVE hangs all cards on one flat bus."""
+    numa = sorted({row[3] for row in cards if len(row) > 3})
+    widths = sorted({row[4] for row in cards if len(row) > 4})
+    flat = " (flat: NCCL takes the node's real topology from a file)" if numa == ["-1"] else ""
+    said = f", NUMA node {', '.join(numa)}{flat}" if numa else ""
+    return said + (f", link x{', x'.join(widths)}" if widths else "")

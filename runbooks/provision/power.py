@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -11,10 +12,15 @@ from contextlib import ExitStack
 from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
 from runbooks.inventory.shape import Vm
 from runbooks.provision import vm as machines
+from runbooks.provision.contact import Console
 from runbooks.proxmox.act import Hands
 from runbooks.proxmox.client import ApiError
 from runbooks.proxmox.diff import Found
 from runbooks.session import Session
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\r|\x1bc?"
+)  # a firmware's colours and cursor, and line ends of a console
 
 
 def status(session: Session) -> int:
@@ -35,11 +41,9 @@ def _state(hands: Hands) -> list[str]:
         if "does not exist" in error.reason:
             return ["not there", "", ""]
         raise
-    found = Found.read(hands.client.get(f"{hands.path}/pending"))
     lock = f" (locked: {current['lock']})" if current.get("lock") else ""
     hours = int(current.get("uptime") or 0) / 3600
-    waiting = ", ".join(sorted({*found.pending, *found.deleted}))
-    return [f"{current.get('status')}{lock}", f"{hours:.1f} h" if hours else "", waiting]
+    return [f"{current.get('status')}{lock}", f"{hours:.1f} h" if hours else "", ", ".join(hands.waiting())]
 
 
 def start(session: Session) -> int:
@@ -115,24 +119,45 @@ def _typed(session: Session, host: str, confirm: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def console(session: Session) -> int:
-    """The line that opens the VM's serial console, run right away on a terminal; left with Ctrl-O."""
+def console(session: Session, *, log: bool = False) -> int:
+    """The VM's serial console: opened on a terminal, left with Ctrl-O; else the line that opens it.
+
+    `log`: what it printed at its last start by provisioning, which listens until the VM answers over ssh.
+    """
     hosts = _machines(session)
     if len(hosts) != 1:
         raise UsageError("a console is one VM's", next="invoke vm.console --hosts HOST")
     host, machine = hosts[0]
-    if session.loaded.inventory.nodes[machine.node].ssh is None:
+    node = session.loaded.inventory.nodes[machine.node]
+    if node.ssh is None:
         raise UsageError(
             f"the console of {host} is reached through the shell of its node, and {machine.node} has no `ssh`",
-            next=f"in the browser: {session.loaded.inventory.nodes[machine.node].api}, VM {machine.id}, Console",
+            next=f"in the browser: {node.api}, VM {machine.id}, Console",
         )
     with session.connect_node(machine.node) as connection:
-        line = f"{connection.target.ssh} -t qm terminal {machine.id}"
+        serial = Console(connection, machine)
+        if log:
+            return _print_log(session, host, serial.said())
+        sudo = "" if connection.target.user == "root" else "sudo "
+        line = f"{connection.target.ssh} -t {sudo}qm terminal {machine.id}"
+        if sys.stdin.isatty():
+            serial.hang_up()  # QEMU's socket takes one listener
     if sys.stdin.isatty():
         session.report.close()
         words = shlex.split(line)
         os.execvp(words[0], words)
     print(line)
+    return 0
+
+
+def _print_log(session: Session, host: str, said: str) -> int:
+    if not said.strip():
+        session.report.note(
+            "nothing was recorded: no start by provisioning, or a VM that says nothing", host=host, level="warning"
+        )
+        return 1
+    session.report.close()
+    print(_ESCAPES.sub("", said), end="")
     return 0
 
 

@@ -205,6 +205,9 @@ class _Machine:
         self._report.emit("step", line, host=self._host, state=state, diff=list(details), unified="")
 
     def _cycle(self, act: PowerCycle, able: Hands) -> bool:
+        if not able.waiting():
+            self._report.note("PVE took it at once: no power cycle is needed", host=self._host)
+            return False
         question = (
             f"{self._host}: shut the VM down and start it again? ({'; '.join(act.details)}) "
             "Cards may not come back from the reset; then only a cold boot of the node helps."

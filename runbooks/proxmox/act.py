@@ -12,6 +12,7 @@ from runbooks.inventory.shape import Vm
 from runbooks.proxmox import tasks
 from runbooks.proxmox.client import ApiError, Client, LostAnswer
 from runbooks.proxmox.config import DISK, start_seconds
+from runbooks.proxmox.diff import Found
 from runbooks.proxmox.plan import Act, Configure, Create, Download, Grow, Map, Start
 from runbooks.proxmox.tasks import IMPORT, MARGIN, Done, Work
 
@@ -190,6 +191,11 @@ class Hands:
             f"removal of VM {self.vm.id}", "DELETE", self.path, "qmdestroy", {"purge": "1"}, vmid=self.vm.id,
             is_done=lambda: not self._exists(),
         )  # fmt: skip
+
+    def waiting(self) -> tuple[str, ...]:
+        """Keys of its configuration that only a power cycle makes true: a NIC's are hot-plugged, memory is not."""
+        found = Found.read(self.client.get(f"{self.path}/pending"))
+        return tuple(sorted({*found.pending, *found.deleted}))
 
     def is_running(self) -> bool:
         return bool(self.client.get(f"{self.path}/status/current").get("status") == "running")

@@ -165,7 +165,9 @@ def _refuse_storage(wanted: Wanted, seen: Seen) -> None:
 
 
 def _refuse_rights(wanted: Wanted, seen: Seen) -> None:
-    lacking = rights.missing(rights.needed(wanted.vm, _node(seen.cards), seen.version), seen.rights or {})
+    new = seen.mapping is None
+    needed = rights.needed(wanted.vm, _node(seen.cards), seen.version, mapping_is_new=new)
+    lacking = rights.missing(needed, seen.rights or {})
     if lacking:
         raise CheckFailed(
             f"{wanted.node.user} may not do all that this VM needs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from runbooks.inventory.shape import Gpus, Node, Vm
 from runbooks.proxmox import backups, properties
@@ -46,7 +47,7 @@ def checks(state: NodeState, node: Node, gpus: Gpus, vm: Vm | None = None, *, ru
         _map_speed(state),
         _firmware(state),
         *_kernel_log(state),
-        _access_control(state),
+        _access_control(state, vm),
     ]
     if vm is not None:
         found += [_threads(state, vm), _window(state, vm, gpus), _numa(state, cards, vm), *_others(state, cards, vm)]
@@ -204,10 +205,16 @@ def _kernel_log(state: NodeState) -> Iterator[Check]:
         yield Check("kernel log", True, "nothing that is known as trouble")
 
 
-def _access_control(state: NodeState) -> Check:
-    """ACS sends traffic between cards by the root complex: slower, and right. Told, never changed (nccl #2079)."""
-    redirecting = sum("ReqRedir+" in line for line in state.acs)
-    return Check("ACS", True, f"{redirecting} bridges redirect requests between cards", "", "peer-to-peer", advice=True)
+def _access_control(state: NodeState, vm: Vm | None) -> Check:
+    """ACS sends traffic between cards by the root complex: slower, and hangs where that drops it (nccl #2079).
+
+    Told, never changed: without it a VM's card can reach what is another's.
+    """
+    redirecting = [bridge.split()[0] for bridge, said in pairwise(state.acs) if "ReqRedir+" in said]
+    detail = f"{len(redirecting)} bridges redirect requests between cards: {_list(redirecting)}"
+    fix = "if the ladder hangs: setpci -s BRIDGE ECAP_ACS+6.w=0000 for each, which gives their isolation up"
+    wanted = vm is not None and vm.p2p != "off"
+    return Check("ACS", not (wanted and redirecting), detail.rstrip(": "), fix, "peer-to-peer", advice=True)
 
 
 def _threads(state: NodeState, vm: Vm) -> Check:

@@ -27,9 +27,10 @@ class Right:
     why: str
 
 
-def needed(vm: Vm, node: str, version: Version) -> list[Right]:
+def needed(vm: Vm, node: str, version: Version, *, mapping_is_new: bool = False) -> list[Right]:
     agent = _AGENT_9 if version.major >= 9 else _AGENT_8
     own, image = f"/storage/{vm.storage}", f"/storage/{vm.image.storage}"
+    net = f"/sdn/zones/localnetwork/{vm.bridge}" + (f"/{vm.vlan}" if vm.vlan is not None else "")
     return [
         *(Right(f"/vms/{vm.id}", name, "the VM") for name in _VM),
         *(Right(f"/vms/{vm.id}", name, "its host key, by the guest agent") for name in agent),
@@ -41,8 +42,10 @@ def needed(vm: Vm, node: str, version: Version) -> list[Right]:
         Right(f"/nodes/{node}", "Sys.Audit", "the node's state"),
         Right("/", "Sys.Audit", "its PCI devices, and high availability"),
         Right(f"/mapping/pci/{vm.mapping}", "Mapping.Use", "the cards"),
-        Right(f"/mapping/pci/{vm.mapping}", "Mapping.Modify", "their mapping"),
-        Right(f"/sdn/zones/localnetwork/{vm.bridge}", "SDN.Use", "its network"),
+        Right("/mapping/pci", "Mapping.Modify", "their mapping, which is new")
+        if mapping_is_new
+        else Right(f"/mapping/pci/{vm.mapping}", "Mapping.Modify", "their mapping"),
+        Right(net, "SDN.Use", "its network"),
     ]
 
 

@@ -142,6 +142,7 @@ def test_the_doctor_and_the_status(world: World) -> None:
         assert any(name in line and " ok " in line for line in said.splitlines()), (name, said)
     assert "running" in world.invoke("vm.status")
     assert "-t qm terminal 100" in world.invoke("vm.console")
+    assert "nothing was recorded" in world.invoke("vm.console", "--log", code=1)
 
 
 def test_roots_keys_go_over_ssh(world: World) -> None:
@@ -214,6 +215,15 @@ def test_nccl_is_told_the_nodes_topology(world: World) -> None:
     world.shell.run("kill $(cat /run/qemu-server/100.pid); rm /run/qemu-server/100.pid")
 
 
+def test_what_is_hot_plugged_needs_no_power_cycle(world: World) -> None:
+    boot_id = world.vm.boot_id()
+    for old, new in (("[0]", "[0]\n      vlan: 7"), ("[0]\n      vlan: 7", "[0]")):
+        world.edit(f"      numa_nodes: {old}", f"      numa_nodes: {new}")
+        said = world.invoke("provision", "--tags", "vm")
+        assert "PVE took it at once: no power cycle is needed" in said
+    assert world.vm.boot_id() == boot_id
+
+
 def test_a_changed_size_waits_for_consent(world: World) -> None:
     boot_id = world.vm.boot_id()
     world.edit("memory_gib: 2", "memory_gib: 1")
@@ -276,5 +286,6 @@ def test_the_console_is_listened_to_from_before_the_start(world: World) -> None:
         while from_console(console.said()) is None and time.monotonic() < deadline:
             time.sleep(0.3)
         assert from_console(console.said()) == KEY
+        assert "glm5-a login:" in world.invoke("vm.console", "--log")
         console.hang_up()
         assert world.shell.run("pgrep -f '[s]ocat -u' || true").stdout.strip() == ""

@@ -15,7 +15,7 @@ from runbooks.inventory.shape import Vm
 from runbooks.proxmox.client import ApiError, Client, LostAnswer
 from runbooks.proxmox.config import Wanted, creation
 from runbooks.proxmox.plan import Create, Download, Map, Start
-from runbooks.proxmox.tasks import TaskFailed, Upid
+from runbooks.proxmox.tasks import IMPORT, TaskFailed, Upid, follow
 from tests.proxmox.conftest import Lab
 
 pytestmark = pytest.mark.served
@@ -102,6 +102,15 @@ def test_a_refused_login_says_so_and_not_the_secret(pve: Lab) -> None:
     assert "no-such-token" not in str(refused.value)
 
 
+def test_a_second_factor_is_told_with_the_way_out(pve: Lab) -> None:
+    pve.api.accounts.second_factor.add("root@pam")
+    with pve.root() as client, pytest.raises(RunbookError) as caught:
+        client.get("/version")
+    assert "root@pam has a second factor, which a tool cannot answer" in str(caught.value)
+    assert "an API token" in str(caught.value)
+    assert pve.api.calls == []
+
+
 # -- what it says ----------------------------------------------------------------------------------------------------
 
 
@@ -174,8 +183,6 @@ def test_a_restart_of_the_api_in_the_middle_of_a_task(pve: Lab, make_wanted: Mak
         created(pve, client, wanted)
         upid = Upid(client.write("POST", "/nodes/pve/qemu/129/status/start"))
         pve.restart(0.3)
-        from runbooks.proxmox.tasks import follow
-
         done = follow(client, upid, what="start", limit=600, tell=lambda _line: None)
     assert done.warnings == ()
     assert pve.machines.starts == 1
@@ -227,6 +234,21 @@ def test_a_failed_start_is_not_tried_again(pve: Lab, make_wanted: MakeWanted) ->
         with pytest.raises(TaskFailed, match="QEMU exited with code 1"):
             pve.hands(client, wanted.vm).do(Start(""))
     assert [task.kind for task in pve.pve.tasks].count("qmstart") == 1
+
+
+def test_a_task_that_takes_too_long_goes_on_and_is_not_lost(pve: Lab, make_wanted: MakeWanted) -> None:
+    """Small fixed time-outs gave up on imports that went well (community.proxmox #67, #55, #233)."""
+    pve.machines.slow = 0.6
+    wanted = make_wanted()
+    with pve.client() as client:
+        created(pve, client, wanted)
+        upid = Upid(client.write("POST", "/nodes/pve/qemu/129/status/start"))
+        with pytest.raises(RunbookError) as caught:
+            follow(client, upid, what="start of VM 129", limit=1.0, tell=lambda _line: None)
+        assert "takes longer than 1 s; it goes on by itself on the node" in str(caught.value)
+        assert "the same command again" in str(caught.value)
+        follow(client, upid, what="start of VM 129", limit=IMPORT, tell=lambda _line: None)
+    assert pve.machines.starts == 1
 
 
 def test_no_start_timeout_is_ever_sent(pve: Lab, make_wanted: MakeWanted) -> None:

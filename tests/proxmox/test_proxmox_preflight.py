@@ -167,4 +167,12 @@ def test_a_look_with_holes_is_read(make_vm: MakeVm) -> None:
 def test_access_control_is_only_told(make_vm: MakeVm) -> None:
     (acs,) = [check for check in found(node_text(), make_vm()) if check.name == "ACS"]
     assert acs.ok
-    assert acs.detail == "1 bridges redirect requests between cards"
+    assert acs.detail == "1 bridges redirect requests between cards: 60:01.1"
+
+
+def test_a_backup_job_is_advice(make_vm: MakeVm) -> None:
+    text = node_text(backups="vzdump: nightly\nall 1\nexclude 100")
+    assert failing(text, make_vm()) == {}
+    bad = failing(text, make_vm(), advice=True)["out of backups"]
+    assert bad.detail.startswith("the backup job nightly takes it: a backup of the stopped VM starts it")
+    assert bad.fix == "pvesh set /cluster/backup/nightly --exclude 100,129"
