@@ -19,6 +19,7 @@ from runbooks.deploy.unit import plan
 from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
 from runbooks.inventory import load
 from runbooks.inventory.runtimes import runtime_path
+from runbooks.inventory.shape import Profile
 from runbooks.sglang.argv import build
 from tests.deploy.deploy_fake import FakeHost, silent
 from tests.deploy.test_deploy_releases import GOOD
@@ -319,3 +320,39 @@ def test_a_profile_without_room_for_a_cache_is_refused_and_a_tight_one_warned_ab
     assert need_memory(LOADED.inventory, MODEL, NEW.launch.args, HOST) == []
     (warning,) = need_memory(LOADED.inventory, MODEL, {"mem_fraction_static": 0.7}, HOST)
     assert "a request of 202,752 tokens does not fit: mem_fraction_static: 0.85 would" in warning
+
+
+def _two(*deaths: int) -> tuple[FakeHost, FakeHost]:
+    """Two hosts, of which the second dies at these starts."""
+    head, second = _host(_look(OLD)), _host(_look(OLD), *deaths)
+    second.name = "second"
+    return head, second
+
+
+def _deploy_two(head: FakeHost, second: FakeHost) -> DeployResult:
+    inventory = LOADED.inventory
+    two = Profile(why="", extends="final", args={"nnodes": 2})
+    hosts = {**inventory.hosts, "second": inventory.hosts[HOST]}
+    both = msgspec.structs.replace(inventory, profiles={**inventory.profiles, "two": two}, hosts=hosts)
+    loaded = replace(LOADED, inventory=both)
+    report, _ = silent()
+    return deploy([head.conn, second.conn], loaded, "two", report=report, consent=lambda _question: True)
+
+
+def test_one_server_on_two_hosts_is_written_started_and_promoted_on_both() -> None:
+    head, second = _two()
+    assert _deploy_two(head, second).verdict == "promoted"
+    good = ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
+    assert (_steps(head), _steps(second)) == (good, good)
+    argv = [json.loads(one.archives[0]["argv.json"][1]) for one in (head, second)]
+    assert [words[words.index("--node-rank") + 1] for words in argv] == ["0", "1"]
+    kept = json.loads(head.archives[0]["release.json"][1])
+    assert kept["hosts"] == [HOST, "second"]
+
+
+def test_a_death_on_the_second_takes_both_back() -> None:
+    head, second = _two(1)
+    with pytest.raises(RunbookError, match="release 2 died") as failed:
+        _deploy_two(head, second)
+    assert "release 1 (profile baseline) serves again" in str(failed.value)
+    assert (_steps(head)[-3:], _steps(second)[-3:]) == (BACK, BACK)

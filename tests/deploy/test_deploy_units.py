@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,8 @@ import pytest
 
 from runbooks.deploy.unit import DEVICES_UNIT, Plan, environment_value, plan, render, stamp
 from runbooks.inventory import load
-from runbooks.inventory.shape import SecretRef
-from runbooks.sglang.argv import build, fitting
+from runbooks.inventory.shape import Profile, SecretRef
+from runbooks.sglang.argv import Place, build, fitting
 
 GOLDEN = Path(__file__).parent / "golden"
 SHIPPED = load(Path(__file__).parents[2] / "inventory.yaml").inventory
@@ -40,17 +41,30 @@ def _plan(profile: str = "final", *, runtime: str = FOLDER, key: bool = False) -
     return plan(inventory, launch, model=MODEL, runtime=runtime)
 
 
-@pytest.mark.parametrize("profile", FITTING)
-def test_golden(profile: str) -> None:
-    files = render(_plan(profile), 1)
+def _golden(files: Mapping[str, str], golden: Path) -> None:
     words = "\n".join(json.loads(files["argv.json"]))
     text = f"# argv\n{words}\n\n# env\n{files['env']}\n# sglang.service\n{files['sglang.service']}"
     text = re.sub(r"(?<=RUNBOOKS_RELEASE=1:)\w+", "CONTENT", text)
-    golden = GOLDEN / f"{profile}.txt"
     if os.environ.get("RUNBOOKS_WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("profile", FITTING)
+def test_golden(profile: str) -> None:
+    _golden(render(_plan(profile), 1), GOLDEN / f"{profile}.txt")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_golden_of_one_server_on_two_hosts(rank: int) -> None:
+    """One unit a host, alike but for the rank."""
+    two = Profile(why="", extends="final", args={"nnodes": 2})
+    inventory = msgspec.structs.replace(SHIPPED, profiles={**SHIPPED.profiles, "two": two})
+    place = Place(("a", "b"), rank, "192.0.2.10")
+    launch = build(inventory, "two", model=MODEL, runtime=RUNTIME, place=place)
+    files = render(plan(inventory, launch, model=MODEL, runtime=FOLDER), 1)
+    _golden(files, GOLDEN.parent / "data" / f"two-hosts-rank-{rank}.txt")
 
 
 def test_no_golden_is_left_over() -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import arguments, death, knobs, processes, release, resolve, startup
+from . import arguments, death, knobs, processes, ranks, release, resolve, startup
 from .api import Api
 from .http import Connection
 from .knobs import Knobs
@@ -47,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.server(line)
     log = Log(resolved.tp)
     log.server(startup.arguments_line(resolved))
-    children = processes.spawn(resolved.tp)
+    nodes = int(args.get("nnodes") or 1)
+    children = processes.spawn(max(1, resolved.tp // nodes))
     try:
+        ranks.meet(args, log)
         _load(resolved, wanted, log)
+        if nodes > 1 and args.get("node_rank"):
+            ranks.serve_nothing(args, log)
         return asyncio.run(_serve(resolved, wanted, log, args, children))
     finally:
         processes.end(children)
