@@ -8,7 +8,7 @@ from runbooks.options import WHERE, YES, open_session
 from runbooks.surface import command
 
 
-@command(iterable=["hosts"], help=WHERE)
+@command(looks=True, iterable=["hosts"], help=WHERE)
 def status(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:

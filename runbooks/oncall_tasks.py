@@ -24,12 +24,22 @@ def _reporter(json: bool, plain: bool) -> Reporter:
     return Reporter(printer(json_lines=json, plain=plain))
 
 
-@command(iterable=["hosts"], help={**WHERE, **CHECK, **BATTERY, "every": "the pause between two runs, e.g. 10m or 1h"})
+@command(
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        **CHECK,
+        **BATTERY,
+        "every": "the pause between two runs, e.g. 10m or 1h",
+        "remove": "take timer, metrics and state off the host again",
+    },
+)
 def install(
     context: Context,
     hosts: list[str],
     every: str = "10m",
     battery: str = "quick",
+    remove: bool = False,
     inventory: str | None = None,
     check: bool = False,
     json: bool = False,
@@ -39,7 +49,7 @@ def install(
     from runbooks.canary.install import install_hosts
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return install_hosts(session, every=every, battery=battery, check=check)
+        return install_hosts(session, every=every, battery=battery, check=check, remove=remove)
 
 
 @command(

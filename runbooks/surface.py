@@ -38,11 +38,12 @@ INTERRUPTED = 130
 Body = Callable[..., int | None]
 
 
-def command(*, word: str = "", **options: Any) -> Callable[[Body], Task[Any]]:
+def command(*, word: str = "", looks: bool = False, **options: Any) -> Callable[[Body], Task[Any]]:
     """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError.
 
     `word` names an option that may also be given as a bare word: `invoke runbook PAGE`, and `invoke runbook` alone.
-    `help` may be shared: what it says of options that this task does not have is left out.
+    `help` may be shared: what it says of options that this task does not have is left out. `looks`: it only looks, and
+    starts no job that would go on after a Ctrl-C.
     """
 
     def decorate(body: Body) -> Task[Any]:
@@ -51,7 +52,7 @@ def command(*, word: str = "", **options: Any) -> Callable[[Body], Task[Any]]:
 
         @functools.wraps(body)
         def run(context: Context, *args: Any, **kwargs: Any) -> None:
-            code = _guarded(body, context, args, kwargs)
+            code = _guarded(body, context, args, kwargs, INTERRUPTED_LOOK if looks else INTERRUPTED_JOB)
             if code:
                 raise Exit(code=code)
 
@@ -123,7 +124,13 @@ def complete_values() -> None:
         raise Exit(code=0)
 
 
-def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+INTERRUPTED_JOB = "interrupted; a job on a host goes on there: `invoke jobs` lists it, the same command attaches to it"
+INTERRUPTED_LOOK = "interrupted; nothing goes on"
+
+
+def _guarded(
+    body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], interrupted: str = INTERRUPTED_JOB
+) -> int:
     _mend_streams()
     try:
         if context.config.run.dry:
@@ -133,7 +140,7 @@ def _guarded(body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[s
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted; a job on a host goes on there: `invoke jobs` lists it, the same command attaches to it")
+        _complain(interrupted)
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # threads that wait for hosts are left behind; Python would wait for their locks
     except BrokenPipeError:

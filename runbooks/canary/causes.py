@@ -45,9 +45,9 @@ class Seen(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """`needs`: setting -> values of which one must be in use (one that is not known counts against the cause, and
-    does not exclude it).
-    `prompts`: beginnings of the names of the prompts that bring it out; empty: any. `since`, `before`: SGLang
-    versions."""
+    does not exclude it). `prompts`: beginnings of the names of the prompts that bring it out; empty: any. `since`,
+    `before`: SGLang versions. `fixes`: (SGLang version from which on, what to do there); options have other names and
+    effects from version to version, so `fix` is for a server that does not say its version."""
 
     name: str
     text: str
@@ -58,7 +58,14 @@ class Cause:
     prompts: tuple[str, ...] = ()
     since: str | None = None
     before: str | None = None
+    fixes: tuple[tuple[str, str], ...] = ()
     weight: int = 0
+
+    def cure(self, settings: Mapping[str, Any]) -> str:
+        """What to do about it on a server with these settings."""
+        version = _key(str(settings.get("version") or ""))
+        fitting = [text for since, text in self.fixes if version and _key(since) <= version]
+        return fitting[-1] if fitting else self.fix
 
 
 SPARSE_KERNELS = ("flashmla_sparse", "flashmla_kv", "flashmla_auto", "flashmla_sparse_q8", "fa3", "trtllm", "tilelang")
@@ -73,6 +80,15 @@ CAUSES: tuple[Cause, ...] = (
         fix=(
             "deploy a profile with another backend pair: flashinfer_sparse_mla from SGLang 0.5.17 on, trtllm or "
             "dense flashinfer before"
+        ),
+        fixes=(
+            ("0.5.0", "no sparse backend of this version fits SM120: --attention-backend flashinfer, which is dense"),
+            (
+                "0.5.9",
+                "--nsa-prefill-backend trtllm --nsa-decode-backend trtllm; or dense attention, flashinfer",
+            ),
+            ("0.5.12", "trtllm fails on SM120 from here on: --attention-backend flashinfer (dense), or SGLang 0.5.17"),
+            ("0.5.17", "--dsa-prefill-backend flashinfer_sparse_mla --dsa-decode-backend flashinfer_sparse_mla"),
         ),
         source="sglang #26087, #29562, #26928, #37105; local-inference-lab/rtx6kpro deployment guide",
         kinds=BROKEN + GARBAGE + ("dropped", "restarted"),
@@ -190,6 +206,10 @@ CAUSES: tuple[Cause, ...] = (
             "means nothing"
         ),
         fix="take the sanitiser out of the profile to see the real fault; then treat it as NaN",
+        fixes=(
+            ("0.5.0", "take --enable-nan-detection out of the profile to see the real fault; then treat it as NaN"),
+            ("0.5.13", "take SGLANG_SANITIZE_NAN_LOGITS out of the environment to see the real fault; treat it as NaN"),
+        ),
         source="sglang #2066, #27883",
         kinds=("uniform-logprobs", "journal-nan"),
         weight=2,
@@ -239,6 +259,30 @@ CAUSES: tuple[Cause, ...] = (
         fix="invoke health tells busy from stuck",
         source="sglang #22511, #26482; nccl #1999",
         kinds=("silent", "not-serving", "unfinished"),
+    ),
+    Cause(
+        name="no longer what was deployed",
+        text="greedy answers to fixed questions differ from those that this release gave at its gate, without any NaN",
+        fix=(
+            "invoke releases --show N compares what runs with what was deployed; is the change meant, remove "
+            "/opt/runbooks/current/answers.json: the next canary writes it anew"
+        ),
+        source="the release's own answers.json",
+        kinds=("drift",),
+    ),
+    Cause(
+        name="another program on the port",
+        text="something answers there, and it is no server of a model",
+        fix="ss -ltnp shows who listens; is server.port of the inventory the right one?",
+        source="its own words, above",
+        kinds=("foreign",),
+    ),
+    Cause(
+        name="a proxy with nothing behind it",
+        text="the proxy is alive, the server behind it is not",
+        fix="invoke health on the host of the server itself, then the page server-down",
+        source="HTTP 502 to 504 with a proxy's page",
+        kinds=("bad-gateway",),
     ),
     Cause(
         name="server not running",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from runbooks.canary.run import BATTERIES, LIMIT, CanaryResult, PromptResult, run_canary
+from runbooks.canary.run import BATTERIES, LIMIT, Battery, CanaryResult, PromptResult, run_canary
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Level, Reporter
 
 if TYPE_CHECKING:
+    from runbooks.engine.secret import Secret
     from runbooks.engine.transport import Connection
     from runbooks.session import Session
 
@@ -22,40 +26,81 @@ WORDS = {
 }
 
 
-def canary_hosts(session: Session, battery: str) -> int:
-    """Exit code 0 where every server is healthy, else 1."""
+def canary_hosts(session: Session, battery: str, *, watch: str = "") -> int:
+    """Exit code 0 where every server is healthy, else 1. `watch`: again after that pause, until Ctrl-C."""
     if battery not in LIMIT:
         raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
-    server = session.loaded.inventory.server
-    key = session.secret(server.api_key)
+    pause = seconds_of(watch, "--watch") if watch else 0
+    key = session.secret(session.loaded.inventory.server.api_key)
 
-    def one(conn: Connection) -> CanaryResult:
-        return run_canary(
-            conn,
-            server=server,
-            model=session.loaded.model_for(conn.name),
-            battery=cast(Any, battery),
-            report=session.report,
-            api_key=key,
-        )
+    def once() -> tuple[bool, Mapping[str, CanaryResult]]:
+        outcomes = session.each(lambda conn: _ask(session, conn, battery, key))
+        failed = session.tell_errors(outcomes)
+        return failed, {outcome.host: outcome.value for outcome in outcomes if outcome.value is not None}
 
-    outcomes = session.each(one)
-    failed = session.tell_errors(outcomes)
-    results = [(outcome.host, outcome.value) for outcome in outcomes if outcome.value is not None]
-    for host, result in results:
+    if pause:
+        return _watch(once, pause, session.report)
+    failed, results = once()
+    for host, result in results.items():
         tell(result, host, session.report)
-    return int(failed or any(result.exit_code for _, result in results))
+    return int(failed or any(result.exit_code for result in results.values()))
+
+
+def _ask(session: Session, conn: Connection, battery: str, key: Secret | None) -> CanaryResult:
+    return run_canary(
+        conn,
+        server=session.loaded.inventory.server,
+        model=session.loaded.model_for(conn.name),
+        battery=cast(Battery, battery),
+        report=session.report,
+        api_key=key,
+    )
+
+
+def _watch(once: Callable[[], tuple[bool, Mapping[str, CanaryResult]]], pause: int, report: Reporter) -> int:
+    """A line a run; the whole story only when a verdict is another one than before. The exit code is the last run's."""
+    before: dict[str, str] = {}
+    code = 0
+    try:
+        while True:
+            failed, results = once()
+            code = int(failed or any(result.exit_code for result in results.values()))
+            for host, result in results.items():
+                if result.verdict != before.get(host, "healthy"):
+                    tell(result, host, report)
+                else:
+                    tell_verdict(result, host, report)
+                before[host] = result.verdict
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return code
+
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600}
+
+
+def seconds_of(text: str, option: str) -> int:
+    """A pause such as 30s, 10m or 1h. Raises UsageError."""
+    match = re.fullmatch(r"(\d+)(s|min|m|h)", text)
+    if not match or not int(match[1]):
+        raise UsageError(f"{option} {text!r} is no length of time", details=["for example 30s, 10m or 1h"])
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def tell(result: CanaryResult, host: str, report: Reporter) -> None:
     """The prompts as a table, then the verdict with its evidence, the likely causes in order, and where to read on."""
+    report.note(f"asked: {result.about}", host=host)
     columns = ["prompt", "", "in", "out", "cached", "first", "whole", "answer"]
     report.table("canary", columns, [_row(prompt) for prompt in result.prompts], host=host)
     for finding in result.faults:
         report.note(f"{finding.prompt}: {finding.evidence}", host=host, level=LEVELS[result.verdict])
     for number, cause in enumerate(result.causes, 1):
         report.note(f"likely cause {number}: {cause.name}. {cause.text}", host=host)
-        report.note(f"   do: {cause.fix}   ({cause.source})", host=host)
+        report.note(f"   do: {cause.cure(result.settings)}   ({cause.source})", host=host)
+    tell_verdict(result, host, report)
+
+
+def tell_verdict(result: CanaryResult, host: str, report: Reporter) -> None:
     cost = f"{result.requests} requests, {result.tokens} tokens, {result.seconds:.1f} s"
     page = f"   page: invoke runbook {result.page}" if result.page else ""
     report.emit(

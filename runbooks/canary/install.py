@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from runbooks import paths
+from runbooks.canary.hosts import seconds_of
 from runbooks.canary.run import BATTERIES, LIMIT, probe_words
 from runbooks.engine import lock
 from runbooks.engine.artefact import push_zipapp
@@ -30,27 +30,45 @@ TEXTFILE = "/var/lib/prometheus/node-exporter/runbooks_canary.prom"
 """Where Debian's and Ubuntu's prometheus-node-exporter reads text files."""
 
 
-def install_hosts(session: Session, *, every: str, battery: str, check: bool = False) -> int:
-    """Exit code 3 where `check` found something to change."""
+def install_hosts(session: Session, *, every: str, battery: str, check: bool = False, remove: bool = False) -> int:
+    """Exit code 3 where `check` found something to change. `remove`: take it off the hosts again."""
     if battery not in LIMIT:
         raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
-    if not re.fullmatch(r"\d+(?:s|min|m|h)", every):
-        raise UsageError(f"--every {every!r} is no length of time", details=["for example 10m or 1h"])
+    pause = f"{seconds_of(every, '--every')}s"
 
     def one(conn: Connection) -> bool:
+        if remove:
+            return uninstall(conn, check=check)
         server, model = session.loaded.inventory.server, session.loaded.model_for(conn.name)
-        return install(conn, server, model, every=every.replace("min", "m"), battery=battery, check=check)
+        return install(conn, server, model, every=pause, battery=battery, check=check)
 
     outcomes = session.each(one)
     failed = session.tell_errors(outcomes)
+    done, about = ("removed", "its metrics and state too") if remove else ("installed", f"{battery}, every {every}")
     for outcome in outcomes:
         if outcome.value is not None:
-            said = ("would be installed" if check else "installed") if outcome.value else "installed already"
-            text = f"canary {said}: {battery}, every {every}; metrics in {TEXTFILE}"
+            said = (f"would be {done}" if check else done) if outcome.value else f"{done} already"
+            text = f"canary {said}: {about}" + ("" if remove else f"; metrics in {TEXTFILE}")
             state = ("would-change" if check else "changed") if outcome.value else "ok"
             session.report.emit("result", text, host=outcome.host, state=state)
     changes = any(outcome.value for outcome in outcomes)
     return 1 if failed else CHANGES_FOUND if check and changes else 0
+
+
+def uninstall(conn: Connection, *, check: bool) -> bool:
+    """Units, metrics and state; True when there was, or is, something to remove."""
+    left = [f"{SYSTEMD}/{TIMER}", f"{SYSTEMD}/{SERVICE}", TEXTFILE, STATE]
+    there = conn.ask(f"ls -d -- {shlex.join(left)} 2>/dev/null").out.split()
+    if not there or check:
+        return bool(there)
+    with lock.held(conn, secrets.token_hex(8), "canary.install"):
+        conn.ask(
+            f"systemctl disable -q --now {TIMER} 2>/dev/null; systemctl stop {SERVICE} 2>/dev/null\n"
+            f"rm -f -- {shlex.join(left)} && systemctl daemon-reload",
+            deadline=60,
+        )
+        conn.ask(lock.audit_script(TIMER, "canary.install", ("removed",)))
+    return True
 
 
 def install(conn: Connection, server: Server, model: Model, *, every: str, battery: str, check: bool) -> bool:

@@ -32,6 +32,16 @@ idle server)."""
 
 BATTERIES = "quick (under 90 s), gate (quick, with 64 streams at once, as after a deploy) or full (minutes)"
 
+SHOWN = {
+    "version": "SGLang",
+    "kv_cache_dtype": "KV cache",
+    "attention_backend": "attention",
+    "prefill_backend": "prefill",
+    "decode_backend": "decode",
+    "quantization": "weights",
+    "speculative_algorithm": "speculation",
+}
+
 ANSWERS = f"{paths.CURRENT}/answers.json"
 """What the release that serves said when it was deployed: its gate is its first canary, and writes them."""
 
@@ -83,6 +93,13 @@ class CanaryResult:
     @property
     def page(self) -> str | None:
         return PAGES.get(self.verdict)
+
+    @property
+    def about(self) -> str:
+        """What runs, in words: the settings that decide which kernels answer."""
+        shown = [f"{word} {self.settings[name]}" for name, word in SHOWN.items() if self.settings.get(name) is not None]
+        label = [str(self.settings["standin"])] if self.settings.get("standin") else []
+        return ", ".join([*label, *shown]) or "a server that says nothing of its settings"
 
     @property
     def faults(self) -> tuple[Finding, ...]:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from runbooks import oncall
+from runbooks.canary import hosts
 from runbooks.canary.causes import CAUSES, rank
 from runbooks.canary.hosts import tell
-from runbooks.canary.run import PAGES, Finding, _Reader, _script
+from runbooks.canary.run import PAGES, CanaryResult, Finding, _Reader, _script
 from runbooks.engine.artefact import build_zipapp
+from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Event, Reporter
 from runbooks.engine.secret import Secret
 from runbooks.inventory.shape import Model, ModelShape, Server
@@ -157,6 +159,58 @@ def test_a_cause_is_excluded_by_what_is_really_in_use() -> None:
         cause.name for cause in rank([fault("token-zero", "needle-above")], {"decode_backend": "flashinfer_sparse_mla"})
     ]
     assert SPARSE not in names
+
+
+CURES = {
+    "0.5.9": "--nsa-prefill-backend trtllm",
+    "0.5.10.post1": "--nsa-prefill-backend trtllm",
+    "0.5.12.post1": "--attention-backend flashinfer",
+    "0.5.23": "flashinfer_sparse_mla",
+    None: "from SGLang 0.5.17 on",
+}
+
+
+@pytest.mark.parametrize("version", CURES)
+def test_the_cure_is_spelled_for_the_version_that_runs(version: str | None) -> None:
+    settings = {"decode_backend": "flashmla_kv", "version": version}
+    (first, *_) = rank([fault("token-zero", "needle-above")], settings)
+    assert first.name == SPARSE
+    assert CURES[version] in first.cure(settings)
+
+
+@pytest.mark.parametrize("kind", ["drift", "foreign", "bad-gateway"])
+def test_what_is_no_nan_has_its_own_cause(kind: str) -> None:
+    causes = rank([fault(kind, "arithmetic", "dead")], {})
+    assert [cause.kinds for cause in causes] == [(kind,)]
+
+
+def test_watching_says_a_line_a_run_and_the_whole_story_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter(["healthy", "healthy", "nan", "nan", "healthy"])
+    said = Said()
+
+    def once() -> tuple[bool, dict[str, CanaryResult]]:
+        verdict: Any = next(verdicts, None)
+        if verdict is None:
+            raise KeyboardInterrupt
+        found = (fault("token-zero", "arithmetic"),) if verdict == "nan" else ()
+        return False, {"glm5-a": CanaryResult(verdict, found, 1.0, 1, 30)}
+
+    monkeypatch.setattr("runbooks.canary.hosts.time.sleep", lambda _seconds: None)
+    assert hosts._watch(once, 300, Reporter(said)) == 0
+    assert [event.data["verdict"] for event in said.events if event.kind == "result"] == [
+        "healthy", "healthy", "nan", "nan", "healthy",
+    ]  # fmt: skip
+    assert sum(event.kind == "table" for event in said.events) == 2
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "0m", "5 m", "-5m", "5d", "abc"])
+def test_a_pause_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="no length of time"):
+        hosts.seconds_of(text, "--watch")
+
+
+def test_pauses() -> None:
+    assert [hosts.seconds_of(text, "--watch") for text in ("30s", "5m", "5min", "1h")] == [30, 300, 300, 3600]
 
 
 def test_notes_have_no_cause_and_every_cause_has_a_source() -> None:

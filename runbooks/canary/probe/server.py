@@ -26,6 +26,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "tp_size": ("tp_size",),
     "cuda_graph_max_bs": ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"),
     "enable_priority_scheduling": ("enable_priority_scheduling",),
+    "standin": ("standin",),  # a simulated server says that it is one
     "schedule_low_priority_values_first": ("schedule_low_priority_values_first",),
 }
 """Our name -> the names that versions of SGLang gave it (sglang #25821 renamed nsa to dsa)."""
