@@ -148,7 +148,7 @@ def gateway(
         return gateways(session, check=check, diff=diff)
 
 
-@command(iterable=["hosts"], help=WHERE)
+@command(looks=True, iterable=["hosts"], help=WHERE)
 def health(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:
@@ -162,11 +162,17 @@ def health(
 BATTERY = {"battery": "quick (under 90 s), gate (with 64 streams at once) or full"}
 
 
-@command(name="run", default=True, iterable=["hosts"], help={**WHERE, **BATTERY})
+@command(
+    name="run",
+    default=True,
+    iterable=["hosts"],
+    help={**WHERE, **BATTERY, "watch": "ask again after so long, e.g. 5m, until Ctrl-C"},
+)
 def canary(
     context: Context,
     hosts: list[str],
     battery: str = "quick",
+    watch: str = "",
     inventory: str | None = None,
     json: bool = False,
     plain: bool = False,
@@ -175,7 +181,7 @@ def canary(
     from runbooks.canary import canary_hosts
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return canary_hosts(session, battery)
+        return canary_hosts(session, battery, watch=watch)
 
 
 @command(
