@@ -14,6 +14,7 @@ from runbooks.bench.words import streams
 POOR_FIT = 0.05  # relative rms above which something changes within the sweep
 BREAK = 1.35  # times what the points before it foretell
 STALLED = 0.15  # of the time, in which no stream decodes
+PAUSE = 1.5  # steps; a longer wait for a token is no decode
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def break_of(steps: Mapping[int, float], coverage: Callable[[float], float], who
 
 def stalled(point: Mapping[str, Any]) -> float | None:
     """The share of time that decode stands still beside prefill; None where the pauses do not say so."""
-    itl, rate, decode = point.get("itl_ms"), point.get("tok_s"), point.get("decode_tok_s")
-    if not itl or not rate or not decode:
+    itl, rate, decode, step = (point.get(name) for name in ("itl_ms", "tok_s", "decode_tok_s", "step_ms"))
+    if not itl or not rate or not decode or not step:
         return None
     share = 1.0 - rate / decode
-    return float(share) if share >= STALLED and itl["p99"] >= 2.0 * itl["p50"] else 0.0
+    return float(share) if share >= STALLED and itl["p99"] >= PAUSE * step else 0.0
 
 
 def interference(point: Mapping[str, Any]) -> str:
@@ -59,7 +60,7 @@ def interference(point: Mapping[str, Any]) -> str:
     itl = point["itl_ms"]
     return (
         f"Prefill stops decode for {share:.0%} of the time at {streams(point['concurrency'])} (ITL p99 "
-        f"{itl['p99']:.0f} ms, p50 {itl['p50']:.0f}): {point['tok_s']:.0f} tok/s end to end, "
+        f"{itl['p99']:.0f} ms, a step {point['step_ms']:.0f}): {point['tok_s']:.0f} tok/s end to end, "
         f"{point['decode_tok_s']:.0f} while it decodes. Smaller chunks, or prefill apart, win back at most that."
     )
 
@@ -74,8 +75,8 @@ def suspects(
     collectives_known: bool,
 ) -> tuple[str, ...]:
     return (
-        *_broken(broken, limits),
         *evidence.suspects,
+        *_broken(broken, limits),
         *_collectives(collectives_known),
         *_graphs(int(top["concurrency"]), limits),
         *_backends(settings),
