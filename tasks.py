@@ -6,7 +6,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import host_tasks, monitor_tasks, oncall_tasks, vm_tasks
+from runbooks import bench_tasks, host_tasks, monitor_tasks, oncall_tasks, vm_tasks
 from runbooks.options import CHECK, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
 
@@ -152,11 +152,12 @@ def gateway(
 def health(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:
-    """Is it alive: unit, completion, queue, GPUs, disk."""
+    """Is it alive: unit, completion, GPUs, gateway."""
+    from runbooks.deploy import check_gateways
     from runbooks.health import check_hosts
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return check_hosts(session)
+        return max(check_hosts(session), check_gateways(session))
 
 
 BATTERY = {"battery": "quick (under 90 s), gate (with 64 streams at once) or full"}
@@ -182,62 +183,6 @@ def canary(
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return canary_hosts(session, battery, watch=watch)
-
-
-@command(
-    default=True,
-    iterable=["hosts", "concurrency"],
-    help={
-        **WHERE,
-        "concurrency": "streams at once; repeat it for more points (default: the inventory's sweep)",
-        "input_len": "prompt length in tokens",
-        "output_len": "answer length in tokens",
-        "window": "seconds measured a point",
-        "out": "the folder for results",
-        "force": "measure although other people's requests are running",
-        "url": "any OpenAI-compatible server instead, from here; its key: $RUNBOOKS_API_KEY",
-    },
-)
-def sweep(
-    context: Context,
-    hosts: list[str],
-    concurrency: list[str],
-    url: str = "",
-    input_len: int = 0,
-    output_len: int = 0,
-    window: float = 0.0,
-    out: str = "results",
-    force: bool = False,
-    inventory: str | None = None,
-    json: bool = False,
-    plain: bool = False,
-) -> int:
-    """Measure 1 to 64 streams; say what bounds them."""
-    from runbooks.bench import bench_hosts, bench_url, streams_of
-    from runbooks.engine.printers import printer
-    from runbooks.engine.report import Reporter
-
-    if url:
-        return bench_url(
-            url,
-            concurrency=streams_of(concurrency),
-            input_len=input_len,
-            output_len=output_len,
-            window=window,
-            out=out,
-            force=force,
-            reporter=Reporter(printer(json_lines=json, plain=plain)),
-        )
-    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return bench_hosts(
-            session,
-            concurrency=concurrency,
-            input_len=input_len,
-            output_len=output_len,
-            window=window,
-            out=out,
-            force=force,
-        )
 
 
 @command(
@@ -305,14 +250,6 @@ def ceiling(context: Context, run: str = "", inventory: str | None = None, json:
         return ceiling_task(session, run=run, as_json=json)
 
 
-@command(word="run", help={"run": "a results folder"})
-def recompute(context: Context, run: str = "") -> int:
-    """Recompute a run from its raw log, and compare."""
-    from runbooks.bench import recompute_run
-
-    return recompute_run(run)
-
-
 namespace = Collection(
     provision,
     deploy,
@@ -333,7 +270,7 @@ namespace = Collection(
     host_tasks.audit,
 )
 namespace.add_collection(Collection("canary", canary, oncall_tasks.install))
-namespace.add_collection(Collection("bench", sweep, collectives, compare, report, recompute))
+namespace.add_collection(Collection("bench", bench_tasks.sweep, collectives, compare, report, bench_tasks.recompute))
 namespace.add_collection(
     Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)
 )

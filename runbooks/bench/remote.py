@@ -9,14 +9,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from runbooks.bench import report
-from runbooks.bench.results import FORMAT, BenchResult, as_json, digest_of
-from runbooks.bench.sweep import BUSY, Follower, finish
+from runbooks.bench.asked import BenchOptions
+from runbooks.bench.follower import Follower
+from runbooks.bench.loadgen.options import Options
+from runbooks.bench.loadgen.run import STATE
+from runbooks.bench.results import FORMAT, BenchResult, as_json, digest_of, writable
+from runbooks.bench.sweep import INTERRUPTED, finish
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -24,30 +28,19 @@ from runbooks.engine.secret import Secret
 from runbooks.inventory.shape import Bench
 
 KEY = "RUNBOOKS_API_KEY"  # the environment variable that holds the server's key, where it wants one
-INTERRUPTED = 130
 
 
-def bench_url(
-    url: str,
-    *,
-    concurrency: Sequence[int] = (),
-    input_len: int = 0,
-    output_len: int = 0,
-    window: float = 0.0,
-    out: str = "results",
-    force: bool = False,
-    reporter: Reporter | None = None,
-) -> int:
+def bench_url(url: str, options: BenchOptions, *, out: str = "results", reporter: Reporter | None = None) -> int:
     """Sweep the server at `url`. 0: every point is VALID."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UsageError(f"url: {url!r} is no http(s) address")
+    asked = options.checked(Bench(), url)
+    writable(Path(out))
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     if os.environ.get(KEY):
         reporter.hide(Secret(os.environ[KEY]))
-    usual = Bench()
-    bench = (input_len or usual.input_len, output_len or usual.output_len, window or usual.window)
     try:
-        result = _measure(url, tuple(concurrency) or usual.concurrency, bench, usual.warmup, Path(out), force, reporter)
+        result = _measure(url, options, asked, Path(out), reporter)
         report.show(result, reporter)
         reporter.note(f"report: {result.folder / 'report.html'}", level="good")
         return 0 if result.valid else 1
@@ -55,50 +48,36 @@ def bench_url(
         reporter.close()
 
 
-def _measure(
-    url: str,
-    sweep: tuple[int, ...],
-    lengths: tuple[int, int, float],
-    warmup: float,
-    out: Path,
-    force: bool,
-    reporter: Reporter,
-) -> BenchResult:
+def _measure(url: str, options: BenchOptions, asked: Options, out: Path, reporter: Reporter) -> BenchResult:
     name = urlsplit(url).hostname or "server"
-    folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{name}"
+    folder = _unfinished(out, name) if options.resume else out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{name}"
     raw = folder / "raw"
-    tokens_in, tokens_out, window = lengths
-    words = [sys.executable, "-m", "runbooks.bench.loadgen", "--json", "--self-check", "--url", url, "--out", str(raw)]
-    words += ["--concurrency", ",".join(map(str, sweep)), "--warmup", f"{min(warmup, window):g}"]
-    words += ["--window", f"{window:g}", "--input-len", str(tokens_in), "--output-len", str(tokens_out)]
-    words += ["--key-env", KEY, *(["--force"] if force else [])]
-    follower = Follower(reporter, name, sweep)
+    words = [sys.executable, "-m", "runbooks.bench.loadgen", "--url", url, "--out", str(raw), "--key-env", KEY]
+    words += [*options.words(Bench()), *(["--resume"] if options.resume else [])]
+    follower = Follower(reporter, name, len(asked.loads))
     home = Path(__file__).parents[2]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(home)}
     ) as process:
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                follower.line(line)
-        except KeyboardInterrupt:  # Ctrl-C reached the load generator too: it writes down what it has
-            for line in process.stdout:
-                follower.line(line)
+        for _ in range(2):  # Ctrl-C reaches the load generator too: it writes down what it has
+            try:
+                for line in process.stdout:
+                    follower.line(line)
+                break
+            except KeyboardInterrupt:
+                reporter.note("stopping the load generator; what it measured is kept", level="warning")
     if process.returncode not in (0, INTERRUPTED) or not (raw / "run.json").exists():
-        error = follower.error or {"text": f"the load generator ended with {process.returncode}"}
-        busy = process.returncode == BUSY
-        raise RunbookError(
-            error["text"],
-            step="bench",
-            next="wait until they are done, or: invoke bench --force" if busy else f"is it there? curl {url}/v1/models",
-        )
+        raise _failure(follower.error, process.returncode, url)
+    if process.returncode == INTERRUPTED:
+        reporter.note("the rest can be measured later: the same command with --resume")
     loadgen = json.loads((raw / "run.json").read_text())
     (raw / "run.json").unlink()
     run = {
         "format": FORMAT,
         "host": name,
         "release": {},
-        "command": f"invoke bench --url {url}",
+        "command": options.command,
         "loadgen": loadgen,
         "canary": None,
         "model": {"name": loadgen["model"], "source": loadgen["model"], "shape": None},
@@ -110,3 +89,23 @@ def _measure(
     }
     (folder / "run.json").write_text(as_json(run))
     return finish(folder)
+
+
+def _unfinished(out: Path, name: str) -> Path:
+    """The newest run of this server that was broken off."""
+    found = sorted(out.glob(f"*-{name}/raw/{STATE}"))
+    if not found:
+        raise UsageError(f"resume: no run of {name} below {out} was broken off", next="without --resume it begins anew")
+    return found[-1].parents[1]
+
+
+def _failure(error: dict[str, Any] | None, rc: int, url: str) -> RunbookError:
+    if error is None:
+        return RunbookError(f"the load generator ended with {rc}", step="bench")
+    if error["kind"] == "usage":
+        return UsageError(error["text"], step="bench")
+    ways = {
+        "busy": "wait until they are done, or: invoke bench --force",
+        "server": f"curl {'-H @- ' if os.environ.get(KEY) else ''}{url.rstrip('/').removesuffix('/v1')}/v1/models",
+    }
+    return RunbookError(error["text"], step="bench", next=ways.get(error["kind"]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -139,6 +140,16 @@ def recompute(folder: Path) -> Recomputed:
     recorded = result.run.get("raw_sha256") or {}
     changed = tuple(sorted(name for name, digest in recorded.items() if digest_of(folder / "raw" / name) != digest))
     return Recomputed(result, tuple(_differences(stored, again, "")), changed)
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made where it is not there: a sweep must not end with results that have no place to go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UsageError(f"out: nothing can be written to {folder}: {error.strerror}") from None
 
 
 def digest_of(path: Path) -> str | None:

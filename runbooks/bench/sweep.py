@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import secrets
 import shlex
-import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,14 @@ import msgspec
 
 from runbooks import paths
 from runbooks.bench import between, hardware, measured, provenance, report
+from runbooks.bench.asked import BenchOptions
+from runbooks.bench.follower import Follower
+from runbooks.bench.loadgen.options import Options
+from runbooks.bench.loadgen.run import STATE
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
-from runbooks.bench.words import streams
 from runbooks.canary import run_canary
 from runbooks.engine.artefact import push_zipapp
-from runbooks.engine.errors import RunbookError
+from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -28,74 +29,20 @@ from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
 from runbooks.inventory.shape import Server
 
-BUSY = 3  # the load generator's exit code for a server that has other requests
+INTERRUPTED = 130  # the load generator's exit code for a partial result
 RAMP = 300.0  # seconds that a point may take until all its streams have had a first token, and to end what runs
 
 
-_STOP = """\
-kill -TERM "$(cat pid)"
-i=0; while [ ! -e out/run.json ] && [ $i -lt 250 ]; do sleep 0.1; i=$((i+1)); done
+_PREPARE = """\
+find {bench} -mindepth 1 -maxdepth 1 -type d -mtime +7 -exec rm -rf {{}} + 2>/dev/null
+mkdir -p {work} && cd {work} || exit 1
+kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null && echo running
+[ ! -e out/state.json ] || echo unfinished
 """
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """None, or an empty tuple: as the inventory says."""
-
-    concurrency: tuple[int, ...] = ()
-    input_len: int | None = None
-    output_len: int | None = None
-    warmup: float | None = None
-    window: float | None = None
-    force: bool = False
-    canary: bool = True
-    self_check: bool = True  # the null server, under five seconds
-    command: str = "invoke bench"
-
-
-@dataclass
-class Follower:
-    """Reads the load generator's JSON lines: progress for people, errors for us."""
-
-    report: Reporter
-    host: str
-    sweep: tuple[int, ...]
-    done: int = 0
-    began: float = field(default_factory=time.monotonic)
-    error: dict[str, Any] | None = None
-
-    def line(self, line: str) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            self.report.output(line, host=self.host)
-            return
-        match event.get("event"):
-            case "progress":
-                self._progress(event)
-            case "point":
-                self.done += 1
-                rate = f"{event['tok_s']:.1f} tok/s"
-                failed = event["requests"]["failed"]
-                text = f"{streams(event['concurrency'])}: {rate}" + (f", {failed} requests failed" if failed else "")
-                self.report.note(text, host=self.host, level="warning" if failed else "info")
-            case "error":
-                self.error = event
-            case "note" | "self_check":
-                self.report.note(event["text"], host=self.host)
-
-    def _progress(self, event: dict[str, Any]) -> None:
-        share = {"ramp": 0.0, "warm-up": 0.1, "window": 0.2, "drain": 0.9}.get(event["phase"], 0.0)
-        if event["phase"] == "window":
-            share += 0.7 * event["done"] / max(event["total"], 1e-9)
-        done = min(self.done + share, len(self.sweep) - 0.01)
-        left = (time.monotonic() - self.began) / max(done, 0.2) * (len(self.sweep) - done)
-        rate = f", about {event['rate']:.0f} tok/s" if event.get("rate") else ""
-        failed = f", {event['failed']} failed" if event.get("failed") else ""
-        detail = f"{streams(event['point'])}, {event['phase']}{rate}{failed}, {_minutes(left)} left"
-        self.report.progress(
-            "bench", round(done, 1), float(len(self.sweep)), host=self.host, unit="points", detail=detail
-        )
+_STOP = """\
+kill -TERM "$(cat pid)" 2>/dev/null
+i=0; while [ $i -lt 300 ] && kill -0 "$(cat pid)" 2>/dev/null; do sleep 0.1; i=$((i+1)); done
+"""
 
 
 def run_bench(
@@ -106,21 +53,28 @@ def run_bench(
     Raises RunbookError when nothing could be measured: no server, or one that has other requests. Ctrl-C stops the
     load generator and keeps what it measured: the result then says that it was interrupted.
     """
-    sweep = options.concurrency or loaded.inventory.bench.concurrency
+    asked = options.checked(loaded.inventory.bench)
     key = loaded.secret(loaded.inventory.server.api_key) if loaded.inventory.server.api_key else None
     if key:
         report.hide(key)
-    remote = f"{paths.STATE}/bench/{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    follower = Follower(report, host, sweep)
-    try:
-        interrupted = _drive(conn, loaded, host, options, sweep, key, remote, follower, report)
-        release = _release(conn)
-        folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{host}-{release.get('profile', 'no-release')}"
-        _bring_home(conn, remote, folder)
-    finally:
+    follower = Follower(report, host, len(asked.loads))
+    load = _load(loaded, host, options)
+    remote = f"{paths.STATE}/bench/{hashlib.sha256(json.dumps(load).encode()).hexdigest()[:12]}"
+    _prepare(conn, remote, options, report)
+    interrupted = _drive(conn, load, options, asked, key, remote, follower, report)
+    release = _release(conn)
+    folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{host}-{release.get('profile', 'no-release')}"
+    _bring_home(conn, remote, folder)
+    if interrupted:
+        report.note("the rest can be measured later: the same command with --resume", host=host)
+    else:
         conn.ask(f"rm -rf -- {quote(remote)}")
     report.note("asking the host what it is", host=host)
-    (folder / "provenance.json").write_text(as_json(provenance.gather(conn)))
+    machine = provenance.gather(conn)
+    (folder / "provenance.json").write_text(as_json(machine))
+    stand_in = machine["server"].get("package_summary", "")
+    if "stand-in" in stand_in:
+        report.note(f"not hardware: {stand_in}", host=host, level="warning")
     told = between.latest(conn)
     if told:
         (folder / measured.FILE).write_text(as_json(told))
@@ -176,50 +130,66 @@ def finish(folder: Path) -> BenchResult:
     return result
 
 
+def _load(loaded: Loaded, host: str, options: BenchOptions) -> list[str]:
+    """All of the load generator's command line that makes two sweeps of a host the same sweep."""
+    words = ["--url", url_of(loaded.inventory.server), "--model", loaded.model_for(host).served_name]
+    return [*words, *options.words(loaded.inventory.bench, lengths="lengths.json")]
+
+
+def _prepare(conn: Connection, work: str, options: BenchOptions, report: Reporter) -> None:
+    """The folder of this sweep on the host. A sweep that runs there is attached to; one that broke off is resumed."""
+    found = conn.ask(_PREPARE.format(bench=quote(f"{paths.STATE}/bench"), work=quote(work))).out.split()
+    if "running" in found:
+        return
+    if options.resume and "unfinished" not in found:
+        raise UsageError(
+            "resume: no sweep of these options was broken off on this host",
+            host=conn.name,
+            next="without --resume it begins anew",
+        )
+    if "unfinished" in found and not options.resume:
+        report.note("a broken-off sweep of these options is put away; --resume would have kept it", host=conn.name)
+    conn.ask(f"cd {quote(work)} && rm -f out/run.json && {'touch resume' if options.resume else 'rm -rf out resume'}")
+
+
 def _drive(
     conn: Connection,
-    loaded: Loaded,
-    host: str,
+    load: list[str],
     options: BenchOptions,
-    sweep: tuple[int, ...],
+    asked: Options,
     key: Secret | None,
     remote: str,
     follower: Follower,
     report: Reporter,
 ) -> bool:
-    """Run the load generator to its end. True when it was interrupted and left a partial result."""
+    """Run the load generator to its end. True when it was interrupted and left a partial result.
+
+    The job's script depends on the options alone: the same command finds the job that runs, and attaches to it.
+    """
     artefact = push_zipapp(conn, "runbooks.bench.loadgen", "cli:main")
     sampler = push_zipapp(conn, "runbooks.bench.sampler", "cli:main")
-    bench, server = loaded.inventory.bench, loaded.inventory.server
-    warmup = bench.warmup if options.warmup is None else options.warmup
-    window = bench.window if options.window is None else options.window
-    words = ["python3", artefact, "--json", "--url", url_of(server)]
-    words += ["--model", loaded.model_for(host).served_name, "--out", f"{remote}/out"]
-    words += ["--concurrency", ",".join(map(str, sweep)), "--warmup", f"{warmup:g}", "--window", f"{window:g}"]
-    words += ["--input-len", str(options.input_len or bench.input_len)]
-    words += ["--output-len", str(options.output_len or bench.output_len)]
-    words += ["--force"] if options.force else []
-    words += ["--self-check"] if options.self_check else []
-    script = f"mkdir -p {quote(remote)}; echo $$ >{quote(remote)}/pid\n"
+    script = f"cd {quote(remote)}; echo $$ >pid; mkdir -p out; more=\n[ ! -e resume ] || more=--resume\nrm -f resume\n"
     uploads: dict[str, Secret | bytes] = {}
+    if options.lengths:
+        uploads["lengths.json"] = options.lengths.read_bytes()
+        script += 'cp "$UPLOADS/lengths.json" .\n'
     if key:
         uploads["key"] = key
         script += 'RUNBOOKS_API_KEY=$(cat "$UPLOADS/key"); export RUNBOOKS_API_KEY\n'
     # Ends with the load generator, whose process this shell becomes; nice: it must not cost a stamp.
-    script += f"mkdir -p {quote(remote)}/out\n"
-    beside = shlex.join(["nice", "-n", "10", "python3", sampler, "--out", f"{remote}/out/{hardware.FILE}"])
+    beside = shlex.join(["nice", "-n", "10", "python3", sampler, "--out", f"out/{hardware.FILE}"])
     script += f"{beside} --beside $$ >/dev/null 2>&1 &\n"
-    script += f"exec {shlex.join(words)}\n"
-    limit = 120.0 + len(sweep) * (warmup + window + RAMP)
+    script += f"exec {shlex.join(['python3', artefact, '--out', 'out', *load])} $more\n"
+    limit = 120.0 + len(asked.loads) * (asked.settings.warmup + asked.settings.window + RAMP)
     try:
         job = run_job(conn, "bench", script, limit=limit, report=report, uploads=uploads, on_line=follower.line)
     except KeyboardInterrupt:
-        report.note("stopping the load generator; what it measured is kept", host=host, level="warning")
+        report.note("stopping the load generator; what it measured is kept", host=conn.name, level="warning")
         conn.ask(f"cd {quote(remote)} && {{ {_STOP} }}", deadline=40.0)
         return True
-    if job.rc and job.rc != 130:
-        raise _failure(follower.error, job.rc, job.tail, host)
-    return job.rc == 130
+    if job.rc and job.rc != INTERRUPTED:
+        raise _failure(follower.error, job.rc, job.tail, conn.name)
+    return job.rc == INTERRUPTED
 
 
 def url_of(server: Server) -> str:
@@ -229,13 +199,15 @@ def url_of(server: Server) -> str:
 
 
 def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host: str) -> RunbookError:
-    if rc == BUSY and error:
+    if error and error["kind"] == "busy":
         return RunbookError(
             error["text"],
             host=host,
             step="bench",
             next="wait until they are done, or measure all the same: invoke bench --force",
         )
+    if error and error["kind"] == "usage":
+        return UsageError(error["text"], host=host, step="bench")
     return RunbookError(
         error["text"] if error else f"the load generator ended with {rc}",
         host=host,
@@ -249,9 +221,9 @@ def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host:
 def _bring_home(conn: Connection, remote: str, folder: Path) -> None:
     names = conn.ask(f"cd {quote(remote)}/out 2>/dev/null && ls -1 || true").out.split()
     if "run.json" not in names:
-        raise RunbookError("the load generator left no result", host=conn.name, step="bench")
+        raise RunbookError("stopped before the first point: nothing was measured", host=conn.name, step="bench")
     (folder / "raw").mkdir(parents=True)
-    for name in names:
+    for name in sorted(set(names) - {STATE}):
         target = folder / ("raw" if name.endswith(".bin") else ".") / name
         target.write_bytes(conn.fetch(f"{remote}/out/{name}"))
 
@@ -262,7 +234,3 @@ def _canary(conn: Connection, loaded: Loaded, host: str, report: Reporter, key: 
     )
     found = [f"{finding.prompt}: {finding.evidence}" for finding in result.findings if finding.grade != "note"]
     return {"verdict": result.verdict, "found": found, "requests": result.requests}
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ IN_FLIGHT = 0.95  # of the concurrency, mean over the window
 QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
 CPU_SHARE = 0.5  # of one core, of the busiest client process
 LATE_SHARE = 0.10  # lateness p99 against ITL p50
+SPLIT_GAIN = 0.02  # what a second client process may find more, beyond the noise
+PASSES_APART = 0.05  # between two passes over the sweep, beyond the noise
+KEPT_UP = 0.90  # requests that ended against those that were due, in an open loop
+SENT_LATE = 0.10  # lateness p99 of an open loop's sends against TTFT p50
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ def faults(point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None) ->
         *_inputs(point),
         *_server(point, limits),
         *_client(point),
+        *_passes(point),
+        *_open(point),
         *_roofline(point, ceiling),
     ]
 
@@ -87,11 +94,14 @@ def _inputs(point: Mapping[str, Any]) -> list[str]:
     tokens = point["tokens"]
     if tokens["source"].startswith("events"):
         found.append("the server sent no usage: events are not tokens")
-    if tokens["cached"] > max(CACHED_SHARE * tokens["prompt"], TEMPLATE * point["requests"]["sent"]):
+    sent = point["requests"]["sent"]
+    meant = point.get("shared_len", 0) * sent  # a shared prefix is there to be cached
+    if tokens["cached"] - meant > max(CACHED_SHARE * tokens["prompt"], TEMPLATE * sent):
         found.append(f"prefix cache: {tokens['cached'] / tokens['prompt']:.0%} of the prompt tokens were cached")
-    low, high, asked = tokens["prompt_min"], tokens["prompt_max"], point["input_len"]
-    if low is not None and max(abs(low - asked), abs(high - asked)) > max(4, LENGTH_OFF * asked):
-        found.append(f"prompts had {low} to {high} tokens, not {asked}")
+    off = tokens.get("prompt_off")
+    if off is not None and off > max(4, LENGTH_OFF * point["input_len"]):
+        low, high = tokens["prompt_min"], tokens["prompt_max"]
+        found.append(f"prompts had {low} to {high} tokens, up to {off} off what was asked ({point['lengths']})")
     return found
 
 
@@ -104,7 +114,7 @@ def _server(point: Mapping[str, Any], limits: Limits) -> list[str]:
         found.append(f"CUDA graphs end at {limits.graph_max} streams: above that decode runs without")
     if (server.get("queued") or 0) > QUEUED_SHARE * b:
         found.append(f"{server['queued']:.0f} or more requests stood in the server's queue")
-    if point["tok_s"] and point["in_flight"] < IN_FLIGHT * b:
+    if point["tok_s"] and not point.get("open") and point["in_flight"] < IN_FLIGHT * b:
         found.append(f"only {point['in_flight']:.1f} of {b} streams were in flight")
     difference = server.get("difference")
     if difference is not None:
@@ -124,6 +134,33 @@ def _client(point: Mapping[str, Any]) -> list[str]:
     late = client["late_p99_ms"]
     if itl and late > max(1.0, LATE_SHARE * itl["p50"]):
         found.append(f"the client was late: reads waited up to {late:.1f} ms (p99), ITL is {itl['p50']:.1f} ms")
+    return found
+
+
+def _passes(point: Mapping[str, Any]) -> list[str]:
+    """What the passes over the sweep say of each other."""
+    found: list[str] = []
+    split = point.get("split")
+    if split and split["gain"] is not None and split["gain"] > max(SPLIT_GAIN, split["noise"]):
+        few, many = split["processes"]
+        found.append(f"split test: {many} client processes found {split['gain']:.1%} more than {few}")
+    rates = [(one["tok_s"], one.get("tok_s_ci") or 0.0) for one in point.get("repeats") or [point]]
+    (low, low_ci), (high, high_ci) = min(rates), max(rates)
+    if low and high / low - 1 > max(PASSES_APART, math.hypot(low_ci, high_ci) / low):
+        found.append(f"its passes differ by {high / low - 1:.1%}: the machine drifts, or something else ran")
+    return found
+
+
+def _open(point: Mapping[str, Any]) -> list[str]:
+    told = point.get("open")
+    if not told or point["interrupted"]:
+        return []
+    found: list[str] = []
+    if told["ended"] < KEPT_UP * told["offered"] and told["started"] >= KEPT_UP * told["offered"]:
+        found.append(f"the server fell behind: {told['offered']:g} requests a second came, {told['ended']:.2f} ended")
+    late, ttft = told["late_ms"], point["ttft_ms"]
+    if late and ttft and late["p99"] > max(2.0, SENT_LATE * ttft["p50"]):
+        found.append(f"the client sent late: {late['p99']:.1f} ms after the intended time (p99)")
     return found
 
 

@@ -112,11 +112,16 @@ WELL: dict[str, Any] = {
     "concurrency": 8, "input_len": 1024, "output_len": 512, "interrupted": False, "tok_s": 270.0, "decode_tok_s": 277.0,
     "step_ms": 8 / 277 * 1e3, "in_flight": 8.0, "itl_ms": {"p50": 28.0},
     "requests": {"sent": 40, "failed": 0, "failures": {}},
-    "tokens": {"source": "usage of each chunk", "prompt": 40960, "cached": 160, "prompt_min": 1024, "prompt_max": 1024},
+    "tokens": {"source": "usage of each chunk", "prompt": 40960, "cached": 160, "prompt_min": 1024, "prompt_max": 1024,
+               "prompt_off": 0},
+    "lengths": "1024 in, 512 out", "shared_len": 0, "open": None, "split": None, "ttft_ms": {"p50": 300.0},
+    "repeats": [{"tok_s": 270.0, "tok_s_ci": 2.0}, {"tok_s": 271.0, "tok_s_ci": 2.0}],
     "client": {"cpu_share": 0.1, "late_p99_ms": 0.5},
     "server": {"counter": "generation_tokens_total, whole point", "difference": 0.001, "server_tokens": 20460,
                "client_tokens": 20480, "queued": 0.0},
 }  # fmt: skip
+
+OPEN = {"offered": 2.0, "started": 1.95, "ended": 1.97, "late_ms": {"p99": 0.2}}
 
 CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ({}, Limits(64, 64, False), None),
@@ -128,8 +133,25 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ({"tok_s": 0.0, "decode_tok_s": None}, Limits(), "no tokens came"),
     ({"tokens.source": "events (no usage sent)"}, Limits(), "events are not tokens"),
     ({"tokens.cached": 20000}, Limits(), "prefix cache: 49% of the prompt tokens"),
-    ({"tokens.prompt_min": 900}, Limits(), "prompts had 900 to 1024 tokens, not 1024"),
-    ({"tokens.prompt_max": 1030}, Limits(), None),
+    ({"tokens.cached": 30000, "shared_len": 768}, Limits(), None),
+    (
+        {"tokens.prompt_min": 900, "tokens.prompt_off": 124},
+        Limits(),
+        "had 900 to 1024 tokens, up to 124 off what was asked",
+    ),
+    ({"tokens.prompt_max": 1030, "tokens.prompt_off": 6}, Limits(), None),
+    (
+        {"split": {"gain": 0.09, "noise": 0.01, "processes": [1, 2]}},
+        Limits(),
+        "2 client processes found 9.0% more than 1",
+    ),
+    ({"split": {"gain": 0.09, "noise": 0.12, "processes": [1, 2]}}, Limits(), None),
+    ({"split": {"gain": -0.04, "noise": 0.01, "processes": [1, 2]}}, Limits(), None),
+    ({"repeats": [{"tok_s": 300.0, "tok_s_ci": 2.0}, {"tok_s": 270.0, "tok_s_ci": None}]}, Limits(), "differ by 11.1%"),
+    ({"repeats": [{"tok_s": 300.0, "tok_s_ci": 50.0}, {"tok_s": 270.0, "tok_s_ci": 9.0}]}, Limits(), None),
+    ({"open": OPEN, "in_flight": 3.0}, Limits(), None),
+    ({"open": OPEN | {"ended": 1.2}}, Limits(), "fell behind: 2 requests a second came, 1.20 ended"),
+    ({"open": OPEN | {"late_ms": {"p99": 40.0}}}, Limits(), "sent late: 40.0 ms"),
     ({}, Limits(max_running=4), "max_running_requests is 4"),
     ({}, Limits(graph_max=4), "CUDA graphs end at 4 streams"),
     (

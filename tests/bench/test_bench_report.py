@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runbooks.bench import EXAMPLE, assess, recompute, recompute_run, report_only
-from runbooks.bench.hosts import streams_of
+from runbooks.bench.asked import streams_of
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.report import write
 from runbooks.bench.results import BenchResult

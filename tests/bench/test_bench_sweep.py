@@ -61,7 +61,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection
 def inventory(port: int, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     loaded = load(ROOT / "lab" / "inventory.yaml")
     monkeypatch.setenv("BENCH_KEY", KEY)
-    bench = Bench(concurrency=(1, 2), input_len=40, output_len=32, warmup=0.0, window=0.3, reference={1: 400.0})
+    bench = Bench(
+        concurrency=(1, 2), input_len=40, output_len=32, warmup=0.0, window=0.3, repeats=2, reference={1: 400.0}
+    )
     server = Server(port=port, api_key=SecretRef(env="BENCH_KEY"))
     changed = msgspec.structs.replace(loaded.inventory, bench=bench, server=server)
     return Loaded(changed, loaded.path, loaded.document)
@@ -75,6 +77,9 @@ def test_a_sweep_comes_home_with_all_that_judges_it(
     options = BenchOptions(canary=False, self_check=False)
     result = run_bench(host, loaded, "glm5-a", options=options, report=Reporter(said), out=tmp_path / "results")
     assert [point["concurrency"] for point in result.points] == [1, 2]
+    passes = [[one["repeat"] for one in point["repeats"]] for point in result.points]
+    assert passes == [[0, 1], [0, 1]]
+    assert result.points[1]["split"]["processes"] == [1, 2]
     assert all(point["requests"]["failed"] == 0 and point["server"]["difference"] == 0.0 for point in result.points)
     assert result.folder.name.endswith("-glm5-a-final")
     names = {path.name for path in result.folder.iterdir()}
@@ -104,10 +109,9 @@ def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, mo
 
 def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNBOOKS_API_KEY", KEY)
-    monkeypatch.setattr("runbooks.bench.remote.Bench", lambda: Bench(concurrency=(2,), warmup=0.0))
-    short: dict[str, Any] = {"input_len": 40, "output_len": 32, "window": 0.3, "out": str(tmp_path)}
+    short = BenchOptions(concurrency=(2,), input_len=40, output_len=32, window=0.3, warmup=0.0, repeats=1)
     said = Said()
-    bench_url(f"http://127.0.0.1:{port}", reporter=Reporter(said), **short)
+    bench_url(f"http://127.0.0.1:{port}", short, out=str(tmp_path), reporter=Reporter(said))
     folder = next(tmp_path.iterdir())
     point = json.loads((folder / "points.json").read_text())["points"][0]
     assert [fault for fault in point["faults"] if "the client was" not in fault] == []  # this machine may be busy
@@ -116,6 +120,6 @@ def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytes
     assert "unknown cards" in (folder / "report.html").read_text()
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     with pytest.raises(RunbookError, match="3 live or queued"):
-        bench_url(f"http://127.0.0.1:{port}/busy", reporter=Reporter(said), **short)
+        bench_url(f"http://127.0.0.1:{port}/busy", short, out=str(tmp_path), reporter=Reporter(said))
     with pytest.raises(UsageError, match="no http"):
-        bench_url("ftp://x", reporter=Reporter(said))
+        bench_url("ftp://x", short, reporter=Reporter(said))

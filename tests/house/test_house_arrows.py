@@ -41,6 +41,7 @@ LEVELS = {
     "peers": 8,
     "completion": 4,
     "vm_tasks": 8,
+    "bench_tasks": 8,
     "oncall_tasks": 8,
     "host_tasks": 9,
 }

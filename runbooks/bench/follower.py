@@ -1,0 +1,71 @@
+"""Reads the load generator's JSON lines: progress with the time that is left, results as they come, errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runbooks.bench.words import streams
+from runbooks.engine.report import Reporter
+
+
+@dataclass
+class Follower:
+    """`points`: how many will be measured, over all passes."""
+
+    report: Reporter
+    host: str
+    points: int
+    done: int = 0
+    kept: int = 0  # of those, measured before this run was resumed
+    began: float = field(default_factory=time.monotonic)
+    error: dict[str, Any] | None = None
+
+    def line(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            self.report.output(line, host=self.host)
+            return
+        match event.get("event"):
+            case "progress":
+                self._progress(event)
+            case "point":
+                self._point(event)
+            case "error":
+                self.error = event
+            case "note" | "self_check":
+                self.report.note(event["text"], host=self.host)
+
+    def _point(self, event: Mapping[str, Any]) -> None:
+        self.done += 1
+        self.kept += bool(event.get("resumed"))
+        failed = event["requests"]["failed"]
+        known = f" ±{event['tok_s_ci'] / event['tok_s']:.1%}" if event["tok_s_ci"] and event["tok_s"] else ""
+        text = f"{_load(event)}: {event['tok_s']:.1f} tok/s{known}" + (f", {failed} requests failed" if failed else "")
+        text += f", pass {event['repeat'] + 1}" if event.get("repeat") else ""
+        text += ", kept from before" if event.get("resumed") else ""
+        self.report.note(text, host=self.host, level="warning" if failed else "info")
+
+    def _progress(self, event: Mapping[str, Any]) -> None:
+        share = {"ramp": 0.0, "warm-up": 0.1, "window": 0.2, "drain": 0.9}.get(event["phase"], 0.0)
+        if event["phase"] == "window":
+            share += 0.7 * event["done"] / max(event["total"], 1e-9)
+        done = min(self.done + share, self.points - 0.01)
+        left = (time.monotonic() - self.began) / max(done - self.kept, 0.2) * (self.points - done)
+        rate = f", about {event['rate']:.0f} tok/s" if event.get("rate") else ""
+        failed = f", {event['failed']} failed" if event.get("failed") else ""
+        where = f"{event['point']:g} a second" if event.get("open") else streams(event["point"])
+        detail = f"{where}, {event['phase']}{rate}{failed}, {_minutes(left)} left"
+        self.report.progress("bench", round(done, 1), float(self.points), host=self.host, unit="points", detail=detail)
+
+
+def _load(point: Mapping[str, Any]) -> str:
+    return f"{point['open']['offered']:g} a second" if point.get("open") else streams(point["concurrency"])
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
