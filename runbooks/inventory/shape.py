@@ -260,8 +260,8 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights on disk.
 
-    `source` is `hf:OWNER/NAME`, an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]}), or
-    a folder of the host itself.
+    `source` is `hf:OWNER/NAME`, an http(s) folder with a `manifest.json` ({"files": [{"path", "size", "sha256"}]}), a
+    folder of another host (`ssh://USER@HOST/PATH`), or one of the host itself.
     `size_gb` is the whole of it in 10**9 bytes.
     """
 
@@ -272,6 +272,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: ModelShape
     revision: str | None = None
     token: SecretRef | None = None
+    ssh_key: SecretRef | None = None  # opens the other host
     endpoint: str | None = None  # a mirror of the Hugging Face hub
     context_length: int = 202752
 

@@ -85,8 +85,9 @@ TEXTS = (
     Text("flash_attn.build_needs.*", _PIP, "a pip requirement"),
     Text(
         "models.*.source",
-        r"(hf:[\w.-]+/[\w.-]+|https?://\S+|/[^\x00-\x1f\x7f]*)",
-        "hf:OWNER/NAME, an http(s) folder or an absolute path",
+        r"(hf:[\w.-]+/[\w.-]+|https?://\S+|/[^\x00-\x1f\x7f]*"
+        r"|ssh://([A-Za-z_][\w.-]*@)?[A-Za-z0-9_\[][\w.:\[\]-]*(:\d+)?/\S+)",
+        "hf:OWNER/NAME, an http(s) folder, ssh://USER@HOST/PATH or an absolute path",
     ),
     Text("models.*.path", r"/[^\x00-\x1f\x7f]*", "an absolute path"),
     Text("models.*.served_name", _WORD, "a name without spaces"),

@@ -7,28 +7,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runbooks.engine.facts import Facts
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Answers, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.memory import arguments, plan, would_fit
 from runbooks.inventory.shape import Inventory, Model
 from runbooks.steps.downloads import Download
+from runbooks.steps.packages import Packages
 
 
-def stages(facts: Facts, inventory: Inventory, model: Model, token: Callable[[], Secret] | None) -> list[Stage]:
+@dataclass(frozen=True)
+class Access:
+    """What opens a source, each read when it is needed: a hub's token, a key for another host, the hosts trusted."""
+
+    token: Callable[[], Secret] | None = None
+    ssh_key: Callable[[], Secret] | None = None
+    known_hosts: Callable[[], bytes] | None = None
+
+
+def stages(inventory: Inventory, model: Model, access: Access) -> list[Stage]:
     """Room for it first, then every file by size and digest; once whole, a later run costs one stat."""
     download = Download(
         source=model.source,
         revision=model.revision or "main",
         path=model.path,
         size=model.size_gb * 1e9,
-        token=token,
+        token=access.token,
+        ssh_key=access.ssh_key,
+        known_hosts=access.known_hosts if model.source.startswith("ssh:") else None,
         proxy=inventory.proxy,
         endpoint=model.endpoint,
     )
     tags = frozenset({"model"})
     fits = MemoryPlan(inventory=inventory, model=model)
-    return [Stage("model", (fits, download, ConfigAgrees(model=model)), tags)]
+    client = [Packages(names=("openssh-client",))] if model.source.startswith("ssh:") else []
+    return [Stage("model", (fits, *client, download, ConfigAgrees(model=model)), tags)]
 
 
 @dataclass(frozen=True, kw_only=True)

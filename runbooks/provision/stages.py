@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Stage
@@ -24,12 +25,17 @@ def stages(
     """
     inventory = loaded.inventory
     pinned, weights = loaded.runtime_for(host), loaded.model_for(host)
-    token = partial(secret or loaded.secret, weights.token) if weights.token is not None else None
+    read = secret or loaded.secret
+    access = model.Access(
+        token=partial(read, weights.token) if weights.token is not None else None,
+        ssh_key=partial(read, weights.ssh_key) if weights.ssh_key is not None else None,
+        known_hosts=(loaded.folder / paths.expand(inventory.known_hosts)).read_bytes,
+    )
     return [
         *base.stages(facts, inventory, pinned),
         *driver.stages(facts, inventory),
         *driver.cuda_stages(inventory),
         *flash_attn.stages(facts, inventory, pinned),
         *runtime.stages(facts, inventory, pinned),
-        *model.stages(facts, inventory, weights, token),
+        *model.stages(inventory, weights, access),
     ]

@@ -13,6 +13,8 @@ from runbooks.steps.checks import free_space, human, read_free_space
 FETCH = "runbooks.steps.fetch"
 DAYS = 2 * 24 * 3600.0  # seconds; 441 GB at 20 MB/s take six hours
 
+SSH_OPTIONS = "-o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
@@ -28,6 +30,8 @@ class Download:
     token: Callable[[], Secret] | None = None  # read when something must come, not before
     proxy: str | None = None
     endpoint: str | None = None  # a mirror of the hub
+    ssh_key: Callable[[], Secret] | None = None  # of a source on another host, and the host keys that are trusted
+    known_hosts: Callable[[], bytes] | None = None
 
     @property
     def id(self) -> str:
@@ -69,16 +73,28 @@ else du -sk . | cut -f 1; fi""")
         return Change(script=self._script(), diff=tuple(diff), limit=DAYS, uploads=self._uploads())
 
     def _script(self) -> str:
-        proxy = f"export http_proxy={quote(self.proxy)} https_proxy={quote(self.proxy)}\n" if self.proxy else ""
-        if self.endpoint:
-            proxy += f"export HF_ENDPOINT={quote(self.endpoint)}\n"
         token = ' --token-file "$UPLOADS/token"' if self.token is not None else ""
         return f"""\
-{proxy}umask 022
+{self._environment()}umask 022
 mkdir -p -- {quote(self.path)}
 python3 "$UPLOADS/fetch.pyz" --source {quote(self.source)} --revision {quote(self.revision)} \\
   --into {quote(self.path)} --identity {quote(self._identity)}{token}"""
 
+    def _environment(self) -> str:
+        lines = []
+        if self.proxy:
+            lines.append(f"export http_proxy={quote(self.proxy)} https_proxy={quote(self.proxy)}")
+        if self.endpoint:
+            lines.append(f"export HF_ENDPOINT={quote(self.endpoint)}")
+        if self.ssh_key is not None:
+            lines.append('echo >>"$UPLOADS/ssh-key"')  # ssh reads no key whose last line has no end
+        if self.source.startswith("ssh:"):
+            key = "-i $UPLOADS/ssh-key -o IdentitiesOnly=yes" if self.ssh_key is not None else ""
+            trusted = "-o UserKnownHostsFile=$UPLOADS/known_hosts" if self.known_hosts is not None else ""
+            lines.append(f'export FETCH_SSH="ssh {key} {trusted} {SSH_OPTIONS}"')
+        return "".join(f"{line}\n" for line in lines)
+
     def _uploads(self) -> Mapping[str, Secret | bytes]:
         fetch: dict[str, Secret | bytes] = {"fetch.pyz": build_zipapp(FETCH, "main:main")}
-        return fetch | ({"token": self.token()} if self.token is not None else {})
+        secrets = {"token": self.token, "ssh-key": self.ssh_key, "known_hosts": self.known_hosts}
+        return fetch | {name: read() for name, read in secrets.items() if read is not None}

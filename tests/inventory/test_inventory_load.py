@@ -108,7 +108,7 @@ def test_routed_expert_bytes_follow_from_the_shape() -> None:
         (
             "source: hf:lukealonso",
             "source: lukealonso",
-            "should be hf:OWNER/NAME, an http(s) folder or an absolute path",
+            "should be hf:OWNER/NAME, an http(s) folder, ssh://USER@HOST/PATH or an absolute path",
         ),
         ("  version: 580.126.20 ", "  # version: 580.126.20 ", "driver: the key 'version' is missing"),
     ],

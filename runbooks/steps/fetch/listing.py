@@ -11,6 +11,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import remote
+
 TIMEOUT = 60  # seconds without a byte
 
 
@@ -49,6 +51,8 @@ _OPENER = urllib.request.build_opener(_Redirects)
 
 def open_url(url: str, token: str | None, headers: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
     """The response, opened. Raises FetchError for what trying again cannot mend."""
+    if url.startswith("ssh:"):
+        return remote.Stream(url, int((headers or {}).get("Range", "bytes=0-")[6:-1]))
     request = urllib.request.Request(url, headers={"User-Agent": "runbooks-fetch", **(headers or {})})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -70,6 +74,10 @@ def list_files(source: str, revision: str, token: str | None) -> list[RemoteFile
         return _hub(source.removeprefix("hf:"), revision, token)
     if source.startswith("/"):
         return _folder(Path(source))
+    if source.startswith("ssh:"):
+        base = source.rstrip("/")
+        found = remote.entries(base)
+        return [RemoteFile(path, size, digest, f"{base}/{urllib.parse.quote(path)}") for path, size, digest in found]
     return _manifest(source.rstrip("/"), token)
 
 

@@ -22,6 +22,7 @@ def fetch(file: RemoteFile, folder: Path, token: str | None, progress: Progress)
     target, part = folder / file.path, folder / ".runbooks" / "part" / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
     part.parent.mkdir(parents=True, exist_ok=True)
+    wrong = False
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _continue(file, part, token, progress)
@@ -32,6 +33,9 @@ def fetch(file: RemoteFile, folder: Path, token: str | None, progress: Progress)
             what = "its digest is wrong"
             progress(-part.stat().st_size)
             part.unlink()
+            if wrong:
+                raise FetchError(f"{file.path}: its digest is wrong, twice: the source has another file than it says")
+            wrong = True
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (28, 122, 30):  # no space, quota, read-only
                 raise FetchError(f"{part}: {error.strerror}") from None
