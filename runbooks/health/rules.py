@@ -101,14 +101,16 @@ def _server(seen: Seen, host: str) -> Iterator[Check]:
         )
         return
     status = vitals["health"]
+    label = f"; {vitals['standin']}" if vitals.get("standin") else ""
+    which = f", SGLang {vitals['version']}{label}" if vitals.get("version") else ""
     if status != 200 and vitals["completion"] == 200:
-        yield Check("http", "ok", f"/health says {status or 'nothing yet'}, and a completion works")
+        yield Check("http", "ok", f"/health says {status or 'nothing yet'}, and a completion works{which}")
     elif status == 503:
         yield Check("http", "fail", "/health says 503: starting, stopping, or no token for 20 s", "", "start-slow")
     elif status != 200:
         yield Check("http", "fail", f"/health: {vitals['health_failure'] or status}", "", "server-down")
     else:
-        yield Check("http", "ok", "/health says 200 (a NaN server says so, too)")
+        yield Check("http", "ok", f"/health says 200 (a NaN server says so, too){which}")
     yield _completion(vitals, host)
     yield _queue(vitals)
 
@@ -117,6 +119,9 @@ def _completion(vitals: Mapping[str, Any], host: str) -> Check:
     again = f"invoke canary --hosts {host}"
     nan = [finding for finding in vitals["findings"] if finding["grade"] == "nan"]
     wrong = [finding for finding in vitals["findings"] if finding["grade"] == "degraded"]
+    other = [finding for finding in vitals["findings"] if finding["kind"] in ("foreign", "bad-gateway")]
+    if other:
+        return Check("completion", "fail", other[0]["evidence"], f"ssh {host} ss -ltnp", "server-down")
     if nan:
         return Check("completion", "fail", nan[0]["evidence"], again, "nan-output")
     if vitals["completion"] == 200:

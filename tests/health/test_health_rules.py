@@ -74,6 +74,19 @@ def troubled(given: Seen) -> dict[str, str]:
     return {name: check.state for name, check in states(given).items() if check.state != "ok"}
 
 
+def test_a_simulated_server_is_shown_as_one() -> None:
+    said = states(seen(vitals=vitals(version="0.5.23", standin="lab stand-in for SGLang")))
+    assert said["http"].detail.endswith("SGLang 0.5.23; lab stand-in for SGLang")
+
+
+def test_another_program_on_the_port_is_named() -> None:
+    evidence = "this is not an OpenAI-compatible server: /v1/chat/completions gives HTTP 404, 'a web page: nginx'"
+    found = [{"kind": "foreign", "grade": "dead", "evidence": evidence}]
+    said = states(seen(vitals=vitals(health=404, completion=404, findings=found)))
+    assert (said["completion"].state, said["completion"].detail) == ("fail", evidence)
+    assert "ss -ltnp" in said["completion"].next
+
+
 def box(count: int = 8, odd: int | None = None, **state: Any) -> str:
     """So many cards; `state` holds for all of them, or for card number `odd` only."""
     return "\n".join(gpu(n, **(state if odd in (None, n) else {})) for n in range(count))

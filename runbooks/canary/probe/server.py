@@ -57,7 +57,7 @@ def look(endpoint: Endpoint) -> About:
     models, context = _models(endpoint)
     # /server_info is the present name. The old one hangs for a minute on some versions, so it is asked only where the
     # new one is absent.
-    info = _json(endpoint, "/server_info", missing="/get_server_info")
+    info = document(endpoint, "/server_info", missing="/get_server_info")
     metrics = load(endpoint)
     settings = {ours: value for ours, theirs in SETTINGS.items() if (value := _first(info, theirs)) is not None}
     return About(models=models, context=context, settings=settings, **metrics)
@@ -93,24 +93,24 @@ def metric(text: str, name: str) -> float | None:
 
 
 def _models(endpoint: Endpoint) -> tuple[tuple[str, ...], int | None]:
-    document = _json(endpoint, "/v1/models")
-    data = document.get("data")
+    data = document(endpoint, "/v1/models").get("data")
     entries = [entry for entry in data if isinstance(entry, Mapping)] if isinstance(data, list) else []
     lengths = [entry["max_model_len"] for entry in entries if isinstance(entry.get("max_model_len"), int)]
     return tuple(str(entry.get("id")) for entry in entries), min(lengths, default=None)
 
 
-def _json(endpoint: Endpoint, path: str, missing: str | None = None) -> Mapping[str, Any]:
-    status, body = get(endpoint, path, timeout=3.0)
+def document(endpoint: Endpoint, path: str, missing: str | None = None, *, timeout: float = 3.0) -> Mapping[str, Any]:
+    """What a path says in JSON; empty where it says nothing. `missing` is asked where there is no such path."""
+    status, body = get(endpoint, path, timeout=timeout)
     if status == 404 and missing:
-        status, body = get(endpoint, missing, timeout=3.0)
+        status, body = get(endpoint, missing, timeout=timeout)
     if status != 200:
         return {}
     try:
-        document = json.loads(body)
+        read = json.loads(body)
     except ValueError:
         return {}
-    return document if isinstance(document, Mapping) else {}
+    return read if isinstance(read, Mapping) else {}
 
 
 def _first(info: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from .battery import ARITHMETIC
 from .client import Endpoint, complete, get
 from .judge import Expect, judge
-from .server import load
+from .server import document, load
 
 PATIENCE = 4.0  # seconds that the completion, and /health, may take before they count as not coming
 METRICS = 1.2  # seconds for one look at the metrics
@@ -25,8 +25,10 @@ def round_of_questions(endpoint: Endpoint) -> Mapping[str, Any]:
     before = load(endpoint, timeout=METRICS)
     with ThreadPoolExecutor(2) as pool:
         health = pool.submit(get, endpoint, "/health", timeout=PATIENCE)
+        server = pool.submit(document, endpoint, "/server_info", timeout=PATIENCE)
         reply = complete(endpoint, request, limit=PATIENCE)
         status, reason = health.result()
+        info = server.result()
     after = load(endpoint, timeout=METRICS)
     return {
         "event": "vitals",
@@ -37,6 +39,8 @@ def round_of_questions(endpoint: Endpoint) -> Mapping[str, Any]:
         "text": reply.text[:80],
         "seconds": round(reply.seconds, 3),
         "findings": [asdict(finding) for finding in judge(reply, Expect(fluent=False))],
+        "version": info.get("version"),
+        "standin": info.get("standin"),  # a simulated server says that it is one
         "before": before,
         "after": after,
     }
