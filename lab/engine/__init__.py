@@ -6,6 +6,6 @@ lab/inventory-sglang.yaml is the inventory for it: the same provision, deploy, c
 model and profiles. In a guest, measured likewise: the runtime 86 s, a start 34 s, the quick canary 12 s.
 """
 
-from lab.engine.prepared import BINDS_AT, ENVIRONMENT, INVENTORY, PREFIX, Engine, prepare
+from lab.engine.prepared import BINDS_AT, ENVIRONMENT, INVENTORY, PREFIX, VERSION, Engine, prepare
 
-__all__ = ["BINDS_AT", "ENVIRONMENT", "INVENTORY", "PREFIX", "Engine", "prepare"]
+__all__ = ["BINDS_AT", "ENVIRONMENT", "INVENTORY", "PREFIX", "VERSION", "Engine", "prepare"]

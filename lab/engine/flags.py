@@ -96,26 +96,39 @@ def read(version: str, asked: Sequence[Sequence[str]] = ()) -> tuple[list[dict[s
 
 
 def source(version: str) -> Path:
-    """The wheel of a version of SGLang, unpacked once into the cache; 5 to 40 MB to download."""
+    """The wheel of a version of SGLang, unpacked once into the cache."""
     return unpacked("sglang", version, cache() / "engine" / f"source-{version}")
+
+
+def wheel(version: str) -> Path:
+    """A folder of the cache with the wheel of a version of SGLang and nothing else; 5 to 40 MB to download, once."""
+    folder = cache() / "engine" / f"wheel-{version}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _download("sglang", version, Path(scratch) / "whole").parent.rename(folder)
+    return folder
 
 
 def unpacked(package: str, version: str, folder: Path) -> Path:
     """A wheel without its dependencies, unpacked once: for PYTHONPATH."""
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--python-version=3.11"]
-        command += ["--only-binary=:all:", f"--dest={scratch}", f"{package}=={version}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        if done.returncode != 0:
-            raise RunbookError(f"there is no wheel of {package} {version}", details=done.stderr.splitlines()[-2:])
-        (wheel,) = Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(Path(scratch) / "whole")
-        (Path(scratch) / "whole").rename(folder)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with zipfile.ZipFile(_download(package, version, Path(scratch))) as archive:
+                archive.extractall(Path(scratch) / "whole")
+            (Path(scratch) / "whole").rename(folder)
     return folder
+
+
+def _download(package: str, version: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--python-version=3.11"]
+    command += ["--only-binary=:all:", f"--dest={folder}", f"{package}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode != 0:
+        raise RunbookError(f"there is no wheel of {package} {version}", details=done.stderr.splitlines()[-2:])
+    (found,) = folder.glob("*.whl")
+    return found
 
 
 def of_table(version: str) -> list[dict[str, Any]]:
