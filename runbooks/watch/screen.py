@@ -55,19 +55,24 @@ class Row:
 
     @property
     def cards(self) -> str:
-        """`8 GPUs: 98 % 301 W 61 °C`, or each card where they differ much, which one that is lost or hangs does."""
+        """`8 GPUs   98 97 98 … %   301 298 … W   hottest 61 °C`: each card in its place: one that
+        differs shows."""
         gpus = self.seen["gpus"] if self.seen else None
         if not gpus:
             return "nvidia-smi does not answer"
-        each = [
-            f"{_shown(use)} % {_shown(watts)} W" + (f" {heat} °C!" if (heat or 0) >= HOT else "")
-            for use, watts, heat in gpus
-        ]
-        spins = sum(
-            1 for use, watts, _ in gpus if (use or 0) >= 90 and watts is not None and watts < SPINNING * POWER_LIMIT
-        )
-        tail = ", spinning: busy and cold" if spins > len(gpus) // 2 else ""
-        return f"{len(gpus)} GPUs: " + "  ".join(each) + tail
+        use, watts, heat = (" ".join(_shown(card[at]) for card in gpus) for at in (0, 1, 2))
+        hottest = max((card[2] for card in gpus if card[2] is not None), default=None)
+        said = f"{len(gpus)} GPUs   {use} %   {watts} W   hottest {_shown(hottest)} °C"
+        if (hottest or 0) >= HOT:
+            said += f", too hot: {heat}"
+        return f"{said}   SPINNING: busy and cold" if self.spins else said
+
+    @property
+    def spins(self) -> bool:
+        gpus = (self.seen and self.seen["gpus"]) or []
+        limit = SPINNING * POWER_LIMIT
+        cold = [use for use, watts, _ in gpus if (use or 0) >= 90 and watts is not None and watts < limit]
+        return len(cold) > len(gpus) // 2
 
     @property
     def lines(self) -> list[str]:
@@ -111,7 +116,7 @@ def draw(rows: Sequence[Row], every: float) -> RenderableType:
         else:
             table.add_row(row.name, *_cells(row))
         if row.seen is not None:
-            below.append(Text(f"{row.name}  {row.cards}", style="red" if "spinning" in row.cards else ""))
+            below.append(Text(f"{row.name}  {row.cards}", style="bold red" if row.spins else ""))
             below += [
                 Text(f"{row.name}  {line}", style="yellow", no_wrap=True, overflow="ellipsis") for line in row.lines
             ]

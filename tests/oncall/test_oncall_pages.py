@@ -13,7 +13,11 @@ from invoke.collection import Collection
 from invoke.parser import Parser
 
 from runbooks import oncall
+from runbooks.diagnose.signatures import SIGNATURES
 from runbooks.engine.errors import UsageError
+from runbooks.monitor.rules import alerts
+from runbooks.oncall.blocks import FIRST, LAST
+from runbooks.oncall.blocks import blocks as read_blocks
 
 ROOT = Path(__file__).parents[2]
 PARTS = (
@@ -117,6 +121,17 @@ def test_a_page_has_its_parts_and_its_blocks_say_what_they_do(name: str) -> None
     assert all(names), blocks
     assert len({match[1] for match in names if match}) == len(blocks)
     assert len(page.text.split()) < 700
+    sections = {block.section for block in read_blocks(page.text)}
+    assert {FIRST, LAST} <= sections, "a look before, and a proof after"
+
+
+def test_every_alert_verdict_and_signature_reaches_a_page() -> None:
+    reached = {alert.page for alert in alerts(8)} | {signature.page for signature in SIGNATURES}
+    reached |= {"nan-output", "canary-degraded", "server-down"}  # of the canary's verdicts: CanaryResult.page
+    assert reached <= set(oncall.names())
+    # The others are named by errors and checks of provisioning: a page that nothing leads to is found by nobody.
+    named = {match for path in sources() for match in re.findall(r"\b[a-z]+-[a-z-]+\b", path.read_text())}
+    assert set(oncall.names()) - reached <= named
 
 
 @pytest.mark.parametrize("name", oncall.names())

@@ -38,11 +38,9 @@ def main() -> int:
 
 
 def glance(port: str, unit: str, state: Path) -> dict[str, Any]:
-    active, restarts = (_ask("systemctl", "show", unit, "--value", "-pActiveState", "-pNRestarts") + "\n\n").split(
-        "\n"
-    )[:2]
+    said = dict(line.split("=", 1) for line in _ask("systemctl", "show", unit, "-pActiveState,NRestarts").splitlines())
     return {
-        "unit": [active, restarts],
+        "unit": [said.get("ActiveState", ""), said.get("NRestarts", "")],
         "t": round(time.monotonic(), 2),
         **_metrics(port),
         "gpus": _gpus(),

@@ -1,0 +1,143 @@
+"""The fault that each page is about, made in the lab; and how the world is put right again after the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.oncall.world import ONLY_FINAL, World
+
+Act = Callable[[World], None]
+PCI = "/var/lib/dressed/pci"  # of the dressed node
+STREAMS = (
+    "import http.client, json, threading, time\n"
+    "def one():\n"
+    " c = http.client.HTTPConnection('127.0.0.1', 30000)\n"
+    " body = {'model': 'glm-5', 'prompt': 'hello', 'max_tokens': 4000, 'ignore_eos': True}\n"
+    " c.request('POST', '/v1/completions', json.dumps(body), {'Content-Type': 'application/json'})\n"
+    " c.getresponse().read()\n"
+    "for _ in range(80): threading.Thread(target=one, daemon=True).start()\n"
+    "time.sleep(20)\n"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`cured`: the page itself leads to a healthy end in the lab; False where its cure is beyond what a lab can show
+    (a power cycle, a driver's repair), or where the page says to wait."""
+
+    what: str
+    make: Act
+    cured: bool = True
+    mend: Act = lambda world: None
+
+
+def _sick(**knobs: object) -> Act:
+    def make(world: World) -> None:
+        world.knobs(**{"start_delay": 0.2, "warmup": 0.1, "fail_when": ONLY_FINAL, **knobs})
+        world.restart()
+
+    return make
+
+
+def _run(script: str) -> Act:
+    return lambda world: (world.host.run(script, check=False), None)[1]
+
+
+def _on_node(script: str) -> Act:
+    return lambda world: (world.node.run(script, check=False), None)[1]
+
+
+def _gpus(**faults: object) -> Act:
+    return lambda world: world.host.write("/etc/lab-gpus.json", json.dumps(faults))
+
+
+def _both(*acts: Act) -> Act:
+    def make(world: World) -> None:
+        for act in acts:
+            act(world)
+
+    return make
+
+
+def _edit(old: str, new: str) -> Act:
+    return lambda world: world.edit(old, new)
+
+
+def _invoke(*words: str) -> Act:
+    return lambda world: (world.invoke(*words, check=False), None)[1]
+
+
+_SERVED: Act = lambda world: world.served()  # noqa: E731  (a name for the table below)
+_SHM = "mount -o remount,size={} /dev/shm"
+
+FAULTS: dict[str, Fault] = {
+    "canary-degraded": Fault("every answer is one token long", _sick(fail="one_token"), mend=_SERVED),
+    "nan-output": Fault("NaN logits", _sick(fail="nan"), mend=_SERVED),
+    "server-down": Fault("the scheduler dies after a request", _sick(fail="crash_after", detail=1), mend=_SERVED),
+    "start-slow": Fault("never ready: 503 for ever", _sick(fail="never_ready"), mend=_SERVED),
+    "deploy-failed": Fault(
+        "the release dies at its start",
+        lambda world: world.knobs(fail="die_at_start", detail="memory", fail_when=ONLY_FINAL),
+        mend=_SERVED,
+    ),
+    "slow-throughput": Fault(
+        "eighty streams at once", lambda world: (world.host.run(f'(python3 -c "{STREAMS}" >/dev/null 2>&1 &)'), None)[1]
+    ),
+    "disk-full": Fault(
+        "/dev/shm is full",
+        _run(f"{_SHM.format('2m')}; head -c 3m /dev/zero >/dev/shm/full"),
+        cured=False,
+        mend=_run(f"rm -f /dev/shm/full; {_SHM.format('64m')}"),
+    ),
+    "driver-mismatch": Fault("the loaded module is an older one", _run("echo 580.95.05 >/run/lab-nvidia/version")),
+    "gpu-lost": Fault("a card is off the bus", _gpus(lost=[3]), cured=False, mend=_both(_gpus(), _SERVED)),
+    "flash-attn-build": Fault(
+        "nvcc crashes",
+        _both(
+            _run("rm -rf /var/lib/runbooks/wheels/*"),
+            lambda world: world.host.write("/etc/lab-flash-attn.json", '{"fail": "segfault", "match": ""}'),
+        ),
+        cured=False,
+        mend=_both(_run("rm -f /etc/lab-flash-attn.json"), _invoke("provision", "--yes")),
+    ),
+    "model-download": Fault(
+        "a shard is truncated",
+        _run("f=$(ls -S /srv/models/*/*.safetensors | head -n 1); truncate -s 100 $f"),
+        mend=_invoke("provision", "--tags", "model", "--yes"),
+    ),
+    "host-unreachable": Fault(
+        "sshd listens no more",
+        _run("(sleep 1; systemctl stop ssh.socket ssh; sleep 25; systemctl start ssh) >/dev/null 2>&1 &"),
+        mend=lambda world: world.host.wait(),
+    ),
+    "watch-blind": Fault("the canary's timer is gone", _run("systemctl disable --now runbooks-canary.timer")),
+    "proxmox-api": Fault(
+        "the token is wrong",
+        _both(_edit("user: root@pam!lab\n", "user: root@pam!typo\n")),
+        cured=False,
+        mend=_edit("user: root@pam!typo\n", "user: root@pam!lab\n"),
+    ),
+    "vm-start": Fault("the VM is switched off", _invoke("vm.shutdown", "--yes"), mend=_SERVED),
+    "gpu-reset": Fault(
+        "a card answers ffff",
+        _on_node(f"d=$(ls {PCI} | head -n 1); printf '\\377\\377\\377\\377' >{PCI}/$d/config"),
+        cured=False,
+        mend=_both(_on_node(f"for d in {PCI}/*; do printf '\\336\\020' >$d/config; done"), _SERVED),
+    ),
+    "guest-window": Fault(
+        "the VM's CPU was changed by hand",
+        _edit("      numa_nodes: [0]", "      numa_nodes: [0]\n      phys_bits: 40"),
+        cured=False,
+        mend=_edit("\n      phys_bits: 40", ""),
+    ),
+    "node-prepare": Fault(
+        "the node forgot its options", _on_node("sed -i 's/iommu=pt//' /etc/default/grub"), mend=_SERVED
+    ),
+    "peer-to-peer": Fault(
+        "granted, tried, and not proven",
+        _both(_run("mkdir -p /var/lib/runbooks; echo 'wrong data' >/var/lib/runbooks/p2p-verdict")),
+        mend=_both(_run("rm -f /var/lib/runbooks/p2p-verdict"), _SERVED),
+    ),
+}

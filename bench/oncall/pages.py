@@ -1,0 +1,101 @@
+"""Every block of every page, run against the fault that the page is about."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.oncall.faults import FAULTS
+from bench.oncall.world import HOST, World
+from runbooks import oncall
+from runbooks.engine.errors import RunbookError
+from runbooks.incident import command
+from runbooks.oncall.blocks import LAST, Block, blocks
+
+GRACEFUL = (0, 1, 3)  # done, something is wrong (and said so), something would change
+_BROKEN = re.compile(
+    r"Traceback \(most recent|a bug in runbooks|No idea what|not found$|: not found|syntax error", re.M
+)
+LONGEST = 420.0  # seconds for one line of a block
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One block. `code`: of its last command that failed, or 0; `ran`: it did what it is there for,
+    whatever it found."""
+
+    page: str
+    block: str
+    fault: str
+    code: int
+    ran: bool
+    seconds: float
+    said: str
+
+
+def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
+    for page in names or oncall.names():
+        fault = FAULTS[page]
+        fault.make(world)
+        try:
+            for block in blocks(oncall.load(page).text):
+                begun = time.monotonic()
+                code, said = _run(world, block)
+                ran = code in GRACEFUL and not _BROKEN.search(said)
+                if block.section == LAST and fault.cured:
+                    ran = ran and code in (0, 3)
+                yield Ran(page, block.name, fault.what, code, ran, time.monotonic() - begun, said)
+        finally:
+            fault.mend(world)
+
+
+def _run(world: World, block: Block) -> tuple[int, str]:
+    if block.on_host:
+        return _on_host(world, block)
+    worst, said = 0, ""
+    env = {**os.environ, "RUNBOOKS_INVENTORY": str(world.inventory), "COLUMNS": "200"}
+    for line in block.script.splitlines():
+        words = command(line, [HOST], agreed=True)
+        if not words:
+            continue
+        if "vm.console" in words:  # --hosts stands in the line itself
+            words = words[: len(words) - 2]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=env, cwd=world.lab.folder, timeout=LONGEST
+        )
+        worst, said = done.returncode or worst, said + done.stdout + done.stderr
+    return worst, said
+
+
+def _on_host(world: World, block: Block) -> tuple[int, str]:
+    try:
+        done = world.host.run(block.script, check=False, timeout=LONGEST)
+    except (RunbookError, subprocess.TimeoutExpired) as error:
+        return 255, str(error)
+    if "reboot" in block.script:  # ssh ends with 255 when its host goes down
+        world.host.wait_gone()
+        world.lab.boot(world.host) if not world.host.answers() else None
+        world.host.wait()
+        return 0, done.stdout
+    return done.returncode, done.stdout + done.stderr
+
+
+def show(name: str = "", names: Sequence[str] = ()) -> int:
+    from bench.oncall.world import world
+
+    with world(name) as made:
+        wrong = [one for one in walk(made, names) if _tell(one)]
+    print(f"{'all ran' if not wrong else f'{len(wrong)} did not run'}")
+    return int(bool(wrong))
+
+
+def _tell(one: Ran) -> bool:
+    mark = "ok   " if one.ran else "WRONG"
+    print(f"{mark}  {one.page:18} {one.block:12} exit {one.code}  {one.seconds:5.1f} s  {one.fault}", flush=True)
+    if not one.ran:
+        print("\n".join(f"        | {line}" for line in one.said.splitlines()[-12:]), flush=True)
+    return not one.ran
