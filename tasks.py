@@ -6,7 +6,7 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import bench_tasks, host_tasks, monitor_tasks, oncall_tasks, vm_tasks
+from runbooks import bench_tasks, host_tasks, monitor_tasks, oncall_tasks, tune_tasks, vm_tasks
 from runbooks.options import CHECK, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
 
@@ -64,6 +64,7 @@ def provision(
         **YES,
         **CHECK,
         "profile": "a profile of the inventory, e.g. final",
+        "from_": "instead: a results folder; what it recorded comes back as it was, or nothing changes",
         "diff": "with --check: the text of unit, command line and environment that changes",
         "quick": "without the full canary, which follows after promotion and takes minutes",
     },
@@ -72,6 +73,7 @@ def deploy(
     context: Context,
     hosts: list[str],
     profile: str = "",
+    from_: str = "",
     inventory: str | None = None,
     check: bool = False,
     diff: bool = False,
@@ -81,9 +83,11 @@ def deploy(
     plain: bool = False,
 ) -> int:
     """Start the server with a profile; roll back if it fails."""
-    from runbooks.deploy import deploy_hosts
+    from runbooks.deploy import deploy_from, deploy_hosts
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
+        if from_:
+            return deploy_from(session, from_, profile=profile, check=check)
         return deploy_hosts(session, profile, check=check, diff=diff, full_canary=not quick)
 
 
@@ -260,6 +264,7 @@ namespace = Collection(
     monitor_tasks.watch,
     oncall_tasks.diagnose,
     ceiling,
+    tune_tasks.tune,
     results,
     oncall_tasks.runbook,
     monitor_tasks.docs,

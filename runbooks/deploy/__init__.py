@@ -5,5 +5,15 @@ from runbooks.deploy.gateway import gateways
 from runbooks.deploy.gateway_health import check_gateways
 from runbooks.deploy.hosts import deploy_hosts, rollback_hosts
 from runbooks.deploy.listing import list_releases
+from runbooks.deploy.recorded import deploy_from
 
-__all__ = ["DeployResult", "check_gateways", "deploy", "deploy_hosts", "gateways", "list_releases", "rollback_hosts"]
+__all__ = [
+    "DeployResult",
+    "check_gateways",
+    "deploy",
+    "deploy_from",
+    "deploy_hosts",
+    "gateways",
+    "list_releases",
+    "rollback_hosts",
+]

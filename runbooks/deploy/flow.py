@@ -90,7 +90,8 @@ def deploy(
     key = loaded.secret(server.api_key) if server.api_key else None
     if key:
         report.hide(key)
-    nodes = [_node(conn, loaded, profile, _place(loaded, conns, rank), key, report) for rank, conn in enumerate(conns)]
+    places = [_place(loaded, conns, rank) for rank in range(len(conns))]
+    nodes = [node_of(*one, loaded, profile, key, report) for one in zip(conns, places, strict=True)]
     number = max(node.found.next_number for node in nodes)
     for node in nodes:
         node.number(number)
@@ -129,8 +130,8 @@ def _place(loaded: Loaded, conns: Sequence[Connection], rank: int) -> Place | No
     return Place(tuple(conn.name for conn in conns), rank, loaded.inventory.hosts[conns[0].name].address)
 
 
-def _node(
-    conn: Connection, loaded: Loaded, profile: str, place: Place | None, key: Secret | None, report: Reporter
+def node_of(
+    conn: Connection, place: Place | None, loaded: Loaded, profile: str, key: Secret | None, report: Reporter
 ) -> Node:
     """A host, looked at, with what it is to become. Nothing is touched."""
     inventory, name = loaded.inventory, conn.name

@@ -44,6 +44,8 @@ LEVELS = {
     "bench_tasks": 8,
     "oncall_tasks": 8,
     "host_tasks": 9,
+    "tune": 8,
+    "tune_tasks": 9,
 }
 
 
