@@ -137,6 +137,13 @@ class Client:
 
     def _send(self, method: str, path: str, parameters: Parameters) -> Any:
         self._log_in()
+        try:
+            return self._exchange(method, path, parameters)
+        except ApiError as error:
+            if error.status != 401 or self.login.password is None:
+                raise
+        self._headers = {}  # the ticket is not taken any more, and so nothing was done: a new one, once
+        self._log_in()
         return self._exchange(method, path, parameters)
 
     def _log_in(self) -> None:

@@ -12,6 +12,7 @@ from runbooks.proxmox.client import ApiError, Client, LostAnswer, Parameters, is
 from runbooks.proxmox.failures import explain
 
 FIND_LOOKS = 6  # looks for a task whose POST had no answer, two seconds apart: the daemon may be at it just now
+SENDS = 5  # of a call whose answer was lost each time, and of which each time nothing was to be found
 LOCK_TRIES = 5  # of a task that another one kept from the VM's lock
 MARGIN = 120.0  # seconds on top of PVE's own limits
 
@@ -101,17 +102,17 @@ def run(client: Client, work: Work, *, tell: Callable[[str], None]) -> Done | No
 def start(client: Client, work: Work) -> Upid | None:
     """Send it once. An answer that was lost is looked for in the task list, and only then is the call repeated."""
     known = {upid.text for upid in _tasks(client, work)}
-    for attempt in (1, 2):
+    for attempt in range(1, SENDS + 1):
         try:
             return _upid(client.write(work.method, work.path, work.parameters))
         except LostAnswer:
             found = _find(client, work, known)
             if found is not None or work.is_done():
                 return found
-            if attempt == 2:
+            if attempt == SENDS:
                 raise
         except ApiError as error:
-            if attempt == 2 and work.is_done():  # the first one had arrived after all
+            if attempt > 1 and work.is_done():  # an earlier one had arrived after all
                 return _find(client, work, known)
             raise error
     return None
