@@ -19,6 +19,7 @@ from lab.engine.prepared import FAULTS
 from lab.engine.serve import ENGINES, Serving, serving
 from runbooks.canary.probe.client import Endpoint
 from runbooks.canary.probe.run import Canary
+from runbooks.engine.errors import RunbookError
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,11 @@ def runs(engines: Sequence[str], faults: Sequence[str]) -> Iterator[Run]:
     """A start of the engine for each: one that met NaN may be dying."""
     for engine in engines:
         for fault in faults:
-            with serving(engine, fault) as at:
-                yield ask(at, engine, fault)
+            try:
+                with serving(engine, fault) as at:
+                    yield ask(at, engine, fault)
+            except RunbookError as error:
+                yield Run(engine, fault, "no start", 0, 0, 0.0, error.message)
 
 
 def healthy(engines: Sequence[str], many: int) -> Iterator[Run]:

@@ -19,7 +19,7 @@ from lab.machine import cache
 from runbooks.engine.errors import RunbookError
 
 ACCELERATE = "1.15.0"  # what transformers serve wants beside what SGLang has in the environment
-PATIENCE = 150.0  # seconds until a start counts as failed; 10 to 30 are usual on two cores
+PATIENCE = 400.0  # seconds until a start counts as failed; 10 to 30 are usual on two cores, minutes on busy ones
 
 
 @dataclass(frozen=True, kw_only=True)

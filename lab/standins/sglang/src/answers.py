@@ -48,6 +48,7 @@ class Answer(ABC):
     def __init__(self, sink: Sink, head: Head, options: Options) -> None:
         self.sink, self.head, self.options = sink, head, options
         self.requests: list[Request] = []
+        self.broken = False  # an error took the place of the rest: nothing more may be written
         self.pieces: dict[Request, list[Piece]] = {}
 
     def add(self, request: Request) -> None:
@@ -66,10 +67,12 @@ class Answer(ABC):
 
     def token(self, request: Request, piece: Piece) -> None:
         self.pieces[request].append(piece)
-        if self.options.stream:
+        if self.options.stream and not self.broken:
             self.stream_token(request, piece)
 
     def finish(self, request: Request) -> None:
+        if self.broken:
+            return
         if self.options.stream:
             self.stream_finish(request)
         if not self.finished():
@@ -96,6 +99,7 @@ class Answer(ABC):
         )
         self.sink.chunk(f"data: {text}\n\n")
         self.sink.end()
+        self.broken = True
         return True
 
     def aborted(self) -> Finish | None:

@@ -105,7 +105,7 @@ def answer(prompt: str, more: Mapping[str, str]) -> str | None:
         if re.search(pattern, prompt, re.IGNORECASE):
             return text
     tail = prompt[-600:]
-    if found := _needle(prompt, tail):
+    if found := _needle(prompt, f"{prompt[:200]}\n{tail}"):  # a question may stand before its text
         return found
     if primes := _PRIMES.search(tail):
         return _primes(int(primes[1]), int(primes[2]))
