@@ -64,11 +64,19 @@ def _said(answers: Answers, question: Question) -> str:
     return str(answers[question].get("out") or "").strip()
 
 
+_VERSION = """\
+rb_version() {
+  modinfo -k "$1" -F version nvidia 2>/dev/null || modinfo -k "$1" -F version nvidia-current 2>/dev/null || :
+}
+"""
+"""Of a kernel's module by its file; Debian calls its own nvidia-current."""
+
 _KERNELS = shell(
-    """\
+    _VERSION
+    + """\
 new=$(ls -1 /boot/vmlinuz-* 2>/dev/null | sed 's,^/boot/vmlinuz-,,' | sort -V | tail -n 1)
 for kernel in $(printf '%s\\n' "$(uname -r)" $new | sort -u); do
-  echo "$kernel $(modinfo -k "$kernel" -F version nvidia 2>/dev/null | head -n 1)"
+  echo "$kernel $(rb_version "$kernel" | head -n 1)"
 done""",
     deadline=20,
 )
@@ -96,7 +104,10 @@ class ModulesBuilt:
         diff = tuple(
             Diff(f"kernel {kernel}: nvidia {version or 'absent'} -> {self.version}") for kernel, version in lacking
         )
-        script = explained("\n".join([_MODULE, *(f"rb_module {quote(kernel)}" for kernel, _ in lacking)]), APT)
+        script = explained(
+            "\n".join([_VERSION + _MODULE, *(f"rb_module {quote(kernel)} {self.version}" for kernel, _ in lacking)]),
+            APT,
+        )
         return Change(script=script, diff=diff, limit=3600, page="driver-mismatch", next=f"dkms status; {_MAKE_LOG}")
 
 
@@ -108,12 +119,12 @@ rb_module() {{
   if [ -n "$signed" ]; then {APT_GET} install --reinstall -- $signed
   else
     [ -e "/lib/modules/$1/build/Makefile" ] || {APT_GET} --no-install-recommends install -- "linux-headers-$1"
-    for rb_source in $(dkms status | sed -nE 's,^(nvidia[^/, ]*)(/|\\, )([^:\\, ]*).*,\1/\3,p' | sort -u); do
+    for rb_source in $(dkms status | sed -nE "s#^(nvidia[^/,]*)(/|, )($2)[,:].*#\\1/\\3#p" | sort -u); do
       dkms install --force "$rb_source" -k "$1"
     done
   fi
   depmod -- "$1"
-  if ! modinfo -k "$1" nvidia >/dev/null; then
+  if [ -z "$(rb_version "$1")" ]; then
     echo "no nvidia module came of it for kernel $1: no driver package brought DKMS sources or that kernel's modules"
     exit 1
   fi

@@ -121,7 +121,7 @@ CHANGES: list[tuple[Step, str, list[str], list[str]]] = [
         ModulesBuilt(version="580.126.20"),
         f"{RUNS} 580.126.20\n{NEXT} ",
         [f"kernel {NEXT}: nvidia absent -> 580.126.20"],
-        [f"rb_module {NEXT}", "linux-headers-$1", "dkms install --force"],
+        [f"rb_module {NEXT} 580.126.20", "linux-headers-$1", "dkms install --force"],
     ),
     (
         ModulesBuilt(version="580.126.20"),

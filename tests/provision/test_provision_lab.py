@@ -2,77 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
-
 import pytest
 
 from lab.guest import Guest
 from lab.lab import Lab
-from runbooks.engine.report import Event, Reporter
-from runbooks.engine.run import HostResult, Options, converge
-from runbooks.inventory import load
-from runbooks.inventory.runtimes import runtime_path
-from runbooks.provision import stages
-from runbooks.session import Session
+from runbooks.steps.nvidia import ModulesBuilt
+from tests.provision.provision_runs import Provision
 
 pytestmark = pytest.mark.lab
 
 SHARD = "/srv/models/GLM-5-NVFP4"
-
-
-@dataclass
-class Said:
-    """A printer that keeps the events."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
-
-    def steps(self, state: str) -> list[str]:
-        return [event.text for event in self.events if event.kind == "step" and event.data["state"] == state]
-
-
-@dataclass
-class Run:
-    result: HostResult
-    said: Said
-    exchanges: int
-    execs: int
-
-    @property
-    def errors(self) -> list[str]:
-        return [str(error) for error in self.result.failed]
-
-
-@dataclass
-class Provision:
-    lab: Lab
-    guest: Guest
-
-    def __call__(self, *, check: bool = False, tags: frozenset[str] = frozenset()) -> Run:
-        loaded, said = load(self.lab.inventory), Said()
-        session = Session(loaded, [self.guest.name], Reporter(said), yes=True)
-        with session, session.connect(self.guest.name) as connection:
-            build = partial(lambda facts: stages(facts, loaded, self.guest.name))
-            result = converge(connection, build, options=Options(check=check, tags=tags), report=session.report)
-            return Run(result, said, connection.exchanges, connection.execs)
-
-    @property
-    def runtime(self) -> str:
-        loaded = load(self.lab.inventory)
-        return runtime_path(loaded.runtime_for(self.guest.name), loaded.inventory.flash_attn)
-
-    @property
-    def runtime_without(self) -> str:
-        return runtime_path(load(self.lab.inventory).runtime_for(self.guest.name), None)
-
-    def wheels(self) -> str:
-        return self.guest.run("ls -d /var/lib/runbooks/wheels/*").stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +91,35 @@ def test_damage_is_repaired_and_nothing_else(provision: Provision, damage: str, 
     assert run.errors == []
     assert run.said.steps("changed") == repaired == preview.said.steps("would-change")
     assert provision().result.changed == 0
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"), [('{"count": 0}', "nvidia-smi shows no card"), ('{"hang": true}', "nvidia-smi does not answer")]
+)
+def test_cards_that_are_gone_are_said_at_once(provision: Provision, cards: str, said: str) -> None:
+    """No reboot, which would be in vain; and no second look that still wants a change."""
+    boot = provision.guest.boot_id
+    provision.guest.write("/etc/lab-gpus.json", cards)
+    run = provision()
+    provision.guest.run("rm /etc/lab-gpus.json")
+    (error,) = run.result.failed
+    assert said in error.message
+    assert error.page == "gpu-lost"
+    assert run.result.changed == 0
+    assert provision.guest.boot_id == boot
+
+
+def test_a_module_that_was_deleted_is_built_again(provision: Provision) -> None:
+    """The step of machines with modules of their own, here against DKMS and the module that it built in the guest."""
+    step = ModulesBuilt(version="580.126.20")
+    find = "find /lib/modules -name 'nvidia.ko*'"
+    module = provision.guest.run(find).stdout.strip()
+    assert module
+    assert provision.steps(step).result.changed == 0
+    provision.guest.run(f"rm {module}")
+    run = provision.steps(step)
+    assert (run.errors, run.result.changed) == ([], 1)
+    assert provision.guest.run(find).stdout.strip() == module
 
 
 def test_a_flash_attn_that_does_not_compile_is_a_warning(provision: Provision) -> None:
