@@ -210,7 +210,9 @@ def _words_of_error(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line; of a web page only the words that people see."""
+    """On one line; of a web page its title, or else the words that people see."""
     if _MARKUP.match(text):
-        text = "a web page: " + re.sub(r"<(style|script).*?</\1>|<title>|<[^>]+>", " ", text, flags=re.DOTALL | re.I)
+        title = re.search(r"<title>\s*([^<]+)", text, re.IGNORECASE)
+        words = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+        text = f"a web page: {title[1] if title else words}"
     return " ".join(text.split())[:300]
