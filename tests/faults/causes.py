@@ -59,6 +59,9 @@ FAULTS = {
     "dpkg-interrupted": Fault(host.dpkg_interrupted, "Setting up tree", recovers=True, within=90),
     "package-unknown": Fault(host.package_unknown, "Unable to locate package no-such-package-anywhere", within=90),
     "step-killed": Fault(host.step_killed, "killed from outside"),
+    "out-of-memory": Fault(host.out_of_memory, "killed from outside"),
+    "clock-jumps-ahead": Fault(host.clock_jumps_ahead, "at work 6", recovers=True, within=90),
+    "clock-jumps-back": Fault(host.clock_jumps_back, "at work 6", recovers=True, within=90),
     "supervisor-killed": Fault(host.supervisor_killed, "killed before it ended"),
     "job-cancelled": Fault(host.job_cancelled, "was cancelled"),
     "over-its-limit": Fault(host.over_its_limit, "longer than its limit"),
@@ -73,5 +76,6 @@ SLOW = {
     "loud-step", "rebooted-in-a-job", "power-lost-in-a-job", "answers-stop", "apt-locked", "dpkg-interrupted",
     "package-unknown", "link-cut-in-a-job", "other-host-key", "link-down", "dead-mount", "sshd-stopped", "read-only",
     "sudo-refused", "sudo-wants-a-password", "sudo-wrong-password", "wrong-key", "state-disk-full", "in-the-way",
-    "job-cancelled", "over-its-limit", "another-run", "too-many-logins",
+    "out-of-memory", "clock-jumps-ahead", "clock-jumps-back", "job-cancelled", "over-its-limit", "another-run",
+    "too-many-logins",
 }  # fmt: skip

@@ -10,6 +10,7 @@ from runbooks.engine.step import Step
 from runbooks.steps.build import Command
 from runbooks.steps.packages import Packages
 from runbooks.steps.services import Unit
+from tests.faults.faults_memory import MemoryGroup
 from tests.faults.faults_world import ROOT, Ran, World, slow
 
 # --- the host
@@ -138,6 +139,44 @@ def _in_the_job(world: World, script: str) -> Ran:
 def step_killed(world: World) -> Ran:
     """What the kernel does when memory runs out."""
     return _in_the_job(world, "pkill -9 -f '[s]h -e ./script'")
+
+
+def out_of_memory(world: World) -> Ran:
+    """The kernel's own kill: the step is moved into a control group of 64 MB, and then wants more."""
+    group = MemoryGroup(limit=64 * 1024 * 1024)
+    world.cleanup.append(group.remove)
+    script = f"echo hungry; sleep 2; head -c 600M /dev/zero | tail -c 500M >/dev/null; : >{ROOT}/hungry"
+    hungry = Command(name="hungry", script=script, creates=f"{ROOT}/hungry", limit=60)
+    ran = world.run([hungry], when={"hungry": lambda: group.take(world.guest.run("cat /etc/machine-id").stdout)})
+    assert group.kills() > 0, "the kernel did not kill anything"
+    return ran
+
+
+CLOCKS = "date find touch apt-get dpkg"
+
+
+def _clock(world: World, jump: str) -> Ran:
+    """Everything that we ask for the time sees a clock that jumped; the kernel's own cannot be set in a guest."""
+    steps = _tree(world)
+    world.sh("dpkg -s libfaketime >/dev/null 2>&1 || apt-get -q -y install libfaketime >/dev/null")
+    library = world.sh("dpkg -L libfaketime | grep '/libfaketime.so'").strip()
+    before = int(world.sh("date +%s"))
+    wrapper = f'#!/bin/sh\\nLD_PRELOAD={library} FAKETIME={jump} exec /usr/bin/${{0##*/}} "$@"\\n'
+    world.undo(f"cd /usr/local/sbin && rm -f {CLOCKS}")
+
+    def hit() -> None:
+        world.sh(f"cd /usr/local/sbin; for t in {CLOCKS}; do printf '{wrapper}' >$t; chmod 755 $t; done")
+        assert abs(int(world.sh("/usr/local/sbin/date +%s")) - before) > 9000, "the clock did not jump"
+
+    return world.run([slow(4), *steps], when={"at work 2": hit})
+
+
+def clock_jumps_ahead(world: World) -> Ran:
+    return _clock(world, "+3h")
+
+
+def clock_jumps_back(world: World) -> Ran:
+    return _clock(world, "-3h")
 
 
 def supervisor_killed(world: World) -> Ran:

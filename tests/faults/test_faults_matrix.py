@@ -1,8 +1,8 @@
 """The fault matrix: cause it, see what the user sees, look with other eyes, run again, and again.
 
-Not proven here, since a guest cannot have it: a clock that jumps (limits count from /proc/uptime), a process in
-uninterruptible sleep (a stopped one stands for it), an NFS server that died (a pipe without a writer stands for it),
-memory that really runs out (the kill that follows it is caused by hand), sudo-rs (Debian 12 has none).
+Not proven here, since a guest cannot have it: the kernel's own clock set to another time (what starts after the jump
+sees another one), a process in uninterruptible sleep (a stopped one stands for it), an NFS server that died (a pipe
+without a writer stands for it). sudo-rs has a guest of its own: test_faults_sudo.py.
 """
 
 from __future__ import annotations

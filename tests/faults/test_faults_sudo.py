@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +13,9 @@ from lab.lab import Lab
 from runbooks.engine.errors import Unreachable
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
+from tests.faults.terminal import INVOKE, on_a_terminal
 
 pytestmark = pytest.mark.lab
-ROOT = Path(__file__).parents[2]
 PASSWORD = "touch /tmp/ran; right horse"  # as a command it would leave a mark
 
 _PAT = f"""\
@@ -96,36 +90,14 @@ def test_a_person_is_asked_once_for_all_hosts(guest: Guest, tmp_path: Path) -> N
     login = f"address: {guest.address}, user: pat, sudo: password, key: {guest.keys}/id_ed25519"
     text = re.sub(r"(?ms)^hosts:\n.*?\n\n", f"hosts:\n  one: {{{login}}}\n  two: {{{login}}}\n\n", text)
     (tmp_path / "inventory.yaml").write_text(text)
-    said = _on_a_terminal(
-        [sys.executable, "-m", "invoke", "status", "--inventory", str(tmp_path / "inventory.yaml")],
+    said, code = on_a_terminal(
+        [*INVOKE, "status", "--inventory", str(tmp_path / "inventory.yaml")],
         waits_for="sudo password of pat",
         types=PASSWORD + "\n",
     )
+    assert code == 0, said
     assert said.count("sudo password of pat") == 1, said
     assert "right horse" not in said
     assert re.search(r"one .*two ", said.partition("sudo password")[2], re.DOTALL), said
     assert guest.run("ls /tmp/ran 2>/dev/null; true").stdout == ""
     guest.run("rm -f /etc/sudoers.d/pat")
-
-
-def _on_a_terminal(argv: list[str], *, waits_for: str, types: str, seconds: float = 60.0) -> str:
-    master, slave = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
-    with subprocess.Popen(
-        argv, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=env, start_new_session=True
-    ) as process:
-        os.close(slave)
-        said, deadline = b"", time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if select.select([master], [], [], 0.2)[0]:
-                try:
-                    said += os.read(master, 65536)
-                except OSError:  # its end of the terminal is closed
-                    break
-            if types and waits_for.encode() in said:
-                os.write(master, types.encode())
-                types = ""
-        else:
-            process.kill()
-    os.close(master)
-    return said.decode("utf-8", "replace")
