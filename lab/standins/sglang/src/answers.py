@@ -118,8 +118,40 @@ class Answer(ABC):
     def last_usage(self) -> str: ...
 
 
-class Chat(Answer):
+class OpenAi(Answer):
+    """What the two OpenAI endpoints have in common: the frame around the choices."""
+
+    kind: str
+
+    def whole(self) -> None:
+        if finish := self.aborted():
+            return self.sink.whole(500, shapes.error(finish.message, kind="InternalServerError", code=500))
+        choices = [self._choice(index, request) for index, request in enumerate(self.requests)]
+        return self.sink.whole(
+            200,
+            {
+                "id": self.head.id,
+                "object": self.kind,
+                "created": self.head.created,
+                "model": self.head.model,
+                "choices": choices,
+                "usage": self.usage(),
+                "metadata": shapes.metadata(self.requests[0], self.head.dialect),
+            },
+        )
+
+    def ending(self, request: Request) -> list[str]:
+        """The token that ended a turn: it has a log probability, and no text."""
+        return ["<|user|>"] if request.finish and request.finish.matched == request.eos else []
+
+    @abstractmethod
+    def _choice(self, index: int, request: Request) -> dict[str, Any]: ...
+
+
+class Chat(OpenAi):
     """/v1/chat/completions."""
+
+    kind = "chat.completion"
 
     def __init__(self, sink: Sink, head: Head, options: Options, *, top: int | None) -> None:
         super().__init__(sink, head, options)
@@ -151,23 +183,6 @@ class Chat(Answer):
             self.sink.chunk(shapes.chat_chunk(self._head(request), index, {"role": "assistant", "content": ""}))
         self.sink.chunk(shapes.chat_chunk(self._head(request), index, {}, finish=request.finish))
 
-    def whole(self) -> None:
-        if finish := self.aborted():
-            return self.sink.whole(500, shapes.error(finish.message, kind="InternalServerError", code=500))
-        choices = [self._choice(index, request) for index, request in enumerate(self.requests)]
-        return self.sink.whole(
-            200,
-            {
-                "id": self.head.id,
-                "object": "chat.completion",
-                "created": self.head.created,
-                "model": self.head.model,
-                "choices": choices,
-                "usage": self.usage(),
-                "metadata": shapes.metadata(self.requests[0], self.head.dialect),
-            },
-        )
-
     def last_usage(self) -> str:
         return shapes.chat_usage(self._head(self.requests[-1]), self.usage())
 
@@ -177,8 +192,7 @@ class Chat(Answer):
         content = "".join(one.text for one in pieces if not one.reasoning)
         entries = None
         if self._top is not None:
-            ended = [Piece("<|user|>")] if request.finish and request.finish.matched == request.eos else []
-            entries = self._logprobs(request, [*pieces, *ended], 0)
+            entries = self._logprobs(request, [*pieces, *map(Piece, self.ending(request))], 0)
         return shapes.chat_choice(
             index, request, content, reasoning, entries, self.head.dialect, parsed=self.options.parsed
         )
@@ -197,8 +211,10 @@ class Chat(Answer):
         return Head(request.rid, self.head.created, self.head.model, self.head.dialect)
 
 
-class Text(Answer):
+class Text(OpenAi):
     """/v1/completions. The last token and the finish reason share an event, unless the end came without a token."""
+
+    kind = "text_completion"
 
     def __init__(
         self, sink: Sink, head: Head, options: Options, *, top: int | None, echo: dict[Request, str] | None = None
@@ -232,23 +248,6 @@ class Text(Answer):
         counted = shapes.usage([request], self.head.dialect, cache_report=False) if self.options.each_usage else None
         self.sink.chunk(shapes.text_chunk(self.head, index, text, finish=finish, logprobs=entry, usage=counted))
 
-    def whole(self) -> None:
-        if finish := self.aborted():
-            return self.sink.whole(500, shapes.error(finish.message, kind="InternalServerError", code=500))
-        choices = [self._choice(index, request) for index, request in enumerate(self.requests)]
-        return self.sink.whole(
-            200,
-            {
-                "id": self.head.id,
-                "object": "text_completion",
-                "created": self.head.created,
-                "model": self.head.model,
-                "choices": choices,
-                "usage": self.usage(),
-                "metadata": shapes.metadata(self.requests[0], self.head.dialect),
-            },
-        )
-
     def last_usage(self) -> str:
         return shapes.text_usage(self.head, self.usage())
 
@@ -256,10 +255,8 @@ class Text(Answer):
         texts = [one.text for one in self.pieces[request]]
         entries = None
         if self._top is not None:
-            ended = ["<|user|>"] if request.finish and request.finish.matched == request.eos else []
-            entries = logprobs.legacy(
-                [(one, n) for n, one in enumerate([*texts, *ended])], self._top, broken=request.broken
-            )
+            shown = [*texts, *self.ending(request)]
+            entries = logprobs.legacy([(one, n) for n, one in enumerate(shown)], self._top, broken=request.broken)
         text = self.echo.get(request, "") + "".join(texts)
         return {"index": index, "text": text, "logprobs": entries, **shapes.reason(request.finish)}
 
