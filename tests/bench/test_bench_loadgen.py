@@ -7,10 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,45 +15,13 @@ from runbooks.bench.loadgen import nullserver, rawlog
 from runbooks.bench.loadgen.point import null_run, processes_for
 from runbooks.bench.loadgen.summary import point_of
 from runbooks.bench.validity import Limits, faults
-from runbooks.engine.artefact import build_zipapp
+from tests.bench.generator import measured, words
 
 pytestmark = pytest.mark.served
 
-SERVER = Path(__file__).parent / "tiny_sse.py"
 
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """The server; a trap is chosen by the first part of the path."""
-    with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="session")
-def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artefact itself, as it is pushed to a host."""
-    path = tmp_path_factory.mktemp("artefact") / "loadgen.pyz"
-    path.write_bytes(build_zipapp("runbooks.bench.loadgen", "cli:main"))
-    return path
-
-
-def words(pyz: Path, url: str, out: Path, *more: str) -> list[str]:
-    short = ["--input-len", "40", "--output-len", "32", "--warmup", "0", "--window", "0.4", "--drain", "2"]
-    return [sys.executable, "-I", str(pyz), "--json", "--url", url, "--out", str(out), *short, *more]
-
-
-def measured(pyz: Path, url: str, out: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
-    done = subprocess.run(words(pyz, url, out, *more), capture_output=True, text=True, timeout=30, check=False)
-    assert done.stderr == ""
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_sweep_counts_every_token(pyz: Path, url: str, tmp_path: Path) -> None:
-    rc, events = measured(pyz, url, tmp_path, "--concurrency", "2,6", "--processes", "2")
+def test_a_sweep_counts_every_token(pyz: Path, traps: str, tmp_path: Path) -> None:
+    rc, events = measured(pyz, traps, tmp_path, "--concurrency", "2,6", "--processes", "2")
     assert rc == 0
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["points"] == [2, 6]
@@ -79,48 +44,6 @@ def test_a_sweep_counts_every_token(pyz: Path, url: str, tmp_path: Path) -> None
     assert not list(tmp_path.glob("*.part"))
 
 
-TRAPS: list[tuple[str, str | None, set[str]]] = [
-    ("lumps", None, set()),
-    ("strict", None, set()),
-    ("no-metrics", None, set()),
-    ("short", "x short output", {"short output"}),
-    ("error", "error in the stream: out of memory", {"error in the stream: out of memory"}),
-    ("cut", "requests failed", {"connection: closed by the server within the answer"}),
-    ("refuse", "x HTTP 503", {"HTTP 503"}),
-    ("silent", "no byte for", {"silent: no byte for 0.3 s"}),
-    ("cached", "prefix cache", set()),
-    ("liar", "the server", set()),
-]
-
-
-def test_traps_end_as_the_right_number_or_as_invalid(pyz: Path, url: str, tmp_path: Path) -> None:
-    """All at once: they mostly wait. (tests of records.py play the traps that need no server.)"""
-
-    def play(trap: str) -> list[rawlog.Block]:
-        more = ("--concurrency", "2", "--silence", "0.3", "--drain", "1")
-        assert measured(pyz, f"{url}/{trap}", tmp_path / trap, *more)[0] == 0, trap
-        return list(rawlog.decode((tmp_path / trap / "00-c2.bin").read_bytes()))
-
-    with ThreadPoolExecutor(5) as pool:
-        logs = list(pool.map(play, [trap for trap, _, _ in TRAPS]))
-    for (trap, reason, failures), blocks in zip(TRAPS, logs, strict=True):
-        point = point_of(blocks)
-        found = [fault for fault in faults(point, Limits(), None) if not fault.startswith("the client was")]
-        assert (found == []) if reason is None else any(reason in fault for fault in found), (trap, found)
-        assert set(point["requests"]["failures"]) == failures, trap
-        if reason is None:
-            asked = sum(meta["asked"] for meta, _ in blocks if meta["kind"] == "request")
-            assert point["tokens"]["output"] == asked, trap
-
-
-def test_a_server_with_other_requests_is_refused_unless_told(pyz: Path, url: str, tmp_path: Path) -> None:
-    rc, events = measured(pyz, f"{url}/busy", tmp_path)
-    assert rc == 3
-    assert [event["kind"] for event in events] == ["busy"]
-    assert "3 live or queued requests" in events[0]["text"]
-    assert not (tmp_path / "run.json").exists()
-
-
 def test_bad_arguments_and_no_server(pyz: Path, tmp_path: Path) -> None:
     assert measured(pyz, "http://127.0.0.1:9", tmp_path)[0] == 1
     assert measured(pyz, "ftp://x", tmp_path)[0] == 2
@@ -128,8 +51,8 @@ def test_bad_arguments_and_no_server(pyz: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_leaves_a_valid_partial_result(pyz: Path, url: str, tmp_path: Path, number: int) -> None:
-    command = words(pyz, url, tmp_path, "--concurrency", "2,4", "--window", "30")
+def test_interrupted_leaves_a_valid_partial_result(pyz: Path, traps: str, tmp_path: Path, number: int) -> None:
+    command = words(pyz, traps, tmp_path, "--concurrency", "2,4", "--window", "30")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -39,7 +39,7 @@ class Said:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    words = [sys.executable, str(Path(__file__).parent / "tiny_sse.py")]
+    words = [sys.executable, str(ROOT / "lab" / "traps.py")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -158,8 +158,8 @@ class Worker:
         reads.append((now, bytes(self.view[:size])))
         stream.seen = now
         self.row[_READS] += 1
-        if len(reads) == 3:
-            self.row[_DECODING] += 1 if stream.sequence == 1 else 0
+        if len(reads) == 3 and stream.sequence == 1:
+            self.row[_DECODING] += 1
         if not stream.framed and not self._frame(stream):
             return
         if stream.chunked:
@@ -282,6 +282,8 @@ class Worker:
         stream.meta |= {"end": time.perf_counter_ns(), "error": error}
         self.finished.append((stream.meta, stream.reads))
         self.row[_FLIGHT] -= 1
+        if stream.sequence == 1 and len(stream.reads) < 3:  # a whole answer in one or two reads is a beginning, too
+            self.row[_DECODING] += 1
         failed = error is not None or stream.meta.get("status", 200) != 200
         self.row[_FAILED if failed else _FINISHED] += 1
         if not stream.keep or stream.meta.get("cut"):

@@ -1,0 +1,161 @@
+"""`python -m bench.clients.compare [--json] [--rounds N] [--only NAME] [--traps]`: benchmark clients side by side.
+
+All drive the same server of this machine (pacer.py): 64 streams, a chunk a stream each 20 ms. Each runs as it is run by
+people, as a whole process, once with few and once with many requests; what the second needs more is divided by the
+chunks that it read more, so that neither starts nor imports count.
+
+    cpu_us_per_chunk   CPU while the load runs. Ours: of the measuring loop, which is all that runs then; it reads and
+                       counts its log afterwards, which `cpu_us_per_chunk_with_analysis` includes
+    ttft_ms, tpot_ms   as each client reports them: the truth is the server's
+
+`--traps`: what each client says of the ways in which lab/traps.py misleads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.clients.peers import ROOT, Client, Ours, Told, Work, available
+from bench.clients.traps import table
+
+STREAMS, STEP_MS, TOKENS = 64, 20, 100
+FEW, MANY = 64, 384  # requests
+LIMIT = 240.0  # seconds of one run
+
+
+@contextmanager
+def served(program: Path, step: float) -> Iterator[str]:
+    """The address of a server that takes so many milliseconds a step."""
+    words = [sys.executable, str(program), "--step", str(step)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+def run(client: Client, work: Work, limit: float = LIMIT) -> tuple[float, Told | str]:
+    """Seconds of CPU of the whole process with its children, and what it says; a text when it says nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        argv = client.argv(work, out)
+        before = _cpu()
+        try:
+            done = subprocess.run(
+                argv,
+                env={**os.environ, **client.environment()},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            return _cpu() - before, f"hangs (ended after {limit:.0f} s)"
+        used = _cpu() - before
+        try:
+            return used, client.read(out, done.stdout)
+        except (OSError, ValueError, LookupError, StopIteration, TypeError) as error:
+            words = (done.stderr + done.stdout).strip().splitlines()
+            return (
+                used,
+                f"ended with {done.returncode}, no result ({type(error).__name__}: {words[-1][:80] if words else ''})",
+            )
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cost(client: Client, work: Work) -> dict[str, float] | str:
+    """One round of one client."""
+    chunks = (MANY - FEW) * (TOKENS + 2)  # the role and the ending are chunks, too
+    first, few = run(client, replace(work, requests=FEW))
+    second, many = run(client, replace(work, requests=MANY))
+    if isinstance(few, str) or isinstance(many, str):
+        return many if isinstance(many, str) else str(few)
+    found = {"slope": (second - first) / chunks * 1e6, "ttft_ms": many.ttft_ms or 0.0, "tpot_ms": many.tpot_ms or 0.0}
+    return found | {"tok_s": many.tok_s or 0.0, "tokens": many.tokens or 0.0}
+
+
+def loop(work: Work) -> float:
+    """Microseconds of CPU a chunk of our measuring loop, by its own account of the window."""
+    with tempfile.TemporaryDirectory() as folder:
+        client = Ours()
+        words = client.argv(replace(work, requests=10**6), Path(folder))
+        words[words.index("--window") + 1] = "10"
+        done = subprocess.run(
+            words, env={**os.environ, **client.environment()}, capture_output=True, text=True, check=True
+        )
+    point = next(e for e in map(json.loads, done.stdout.splitlines()) if e["event"] == "point")
+    return float(point["client"]["cpu_us_per_read"])
+
+
+def measured(clients: Sequence[Client], tokenizer: Path, rounds: int) -> dict[str, Any]:
+    costs: dict[str, list[dict[str, float]]] = {}
+    ours: list[float] = []
+    with served(ROOT / "bench" / "clients" / "pacer.py", STEP_MS) as url:
+        work = Work(url, MANY, STREAMS, 64, TOKENS, tokenizer)
+        for number in range(rounds):
+            for client in clients[:: -1 if number % 2 else 1]:
+                found = cost(client, work)
+                if isinstance(found, str):
+                    print(f"round {number + 1}  {client.name:<22} {found}", flush=True)
+                    continue
+                costs.setdefault(client.name, []).append(found)
+                if isinstance(client, Ours):
+                    ours.append(loop(work))
+                said = f"TTFT {found['ttft_ms']:6.1f} ms  TPOT {found['tpot_ms']:5.2f} ms  {found['tok_s']:6.0f} tok/s"
+                more = f", of the loop {ours[-1]:5.1f}" if isinstance(client, Ours) else ""
+                print(
+                    f"round {number + 1}  {client.name:<22} {found['slope']:6.1f} us a chunk{more}  {said}", flush=True
+                )
+    whole = {name: round(statistics.median(one["slope"] for one in each), 1) for name, each in costs.items()}
+    cpu = whole | ({Ours.name: round(statistics.median(ours), 2)} if ours else {})
+    result: dict[str, Any] = {"cpu_us_per_chunk": cpu, "cpu_us_per_chunk_with_analysis": whole.get(Ours.name)}
+    for name in ("ttft_ms", "tpot_ms", "tok_s"):
+        result[name] = {client: round(statistics.median(o[name] for o in each), 2) for client, each in costs.items()}
+    peers = [value for name, value in cpu.items() if name != Ours.name]
+    if peers and ours:
+        result["best_peer_over_ours"] = round(min(peers) / cpu[Ours.name], 2)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", action="append", default=[], help="a client's name; repeatable")
+    parser.add_argument("--traps", action="store_true", help="the table of traps, too (minutes)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
+    options = parser.parse_args()
+    clients, tokenizer = available(options.only)
+    began = time.monotonic()
+    result = measured(clients, tokenizer, options.rounds)
+    for name, value in sorted(result["cpu_us_per_chunk"].items(), key=lambda item: item[1]):
+        print(f"{name:<22} {value:7.1f} us CPU a chunk")
+    if options.traps:
+        with served(ROOT / "lab" / "traps.py", 5.0) as url:
+            result["traps"] = table(clients, lambda client, work: run(client, work, 60.0)[1], url, tokenizer)
+    if options.json:
+        print(json.dumps(result | {"seconds": round(time.monotonic() - began)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

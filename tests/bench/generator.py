@@ -1,0 +1,28 @@
+"""The load generator as it is pushed to a host, run as a program against a server of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SHORT = ("--input-len", "40", "--output-len", "32", "--warmup", "0", "--window", "0.4", "--drain", "2")
+
+
+def words(pyz: Path, url: str, out: Path, *more: str, python: str = sys.executable) -> list[str]:
+    return [python, "-I", str(pyz), "--json", "--url", url, "--out", str(out), *SHORT, *more]
+
+
+def measured(pyz: Path, url: str, out: Path, *more: str, **env: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code, and the events that it told."""
+    done = subprocess.run(
+        words(pyz, url, out, *more), capture_output=True, text=True, timeout=60, check=False, env=env or None
+    )
+    assert done.stderr == ""
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def error_of(events: list[dict[str, Any]]) -> str:
+    return str(next(event["text"] for event in events if event["event"] == "error"))

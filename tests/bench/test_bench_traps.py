@@ -1,0 +1,191 @@
+"""Every way known to us in which a benchmark of this kind was wrong: found out or excluded, each with its test.
+
+The list is of faults that users of other clients reported in public; the words say what we do about each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lab.traps import TRAPS
+from runbooks.bench.loadgen import rawlog
+from runbooks.bench.loadgen.summary import point_of
+from runbooks.bench.validity import Limits, faults
+from tests.bench.generator import error_of, measured
+
+PLAYED = "test_traps_end_as_the_right_number_or_as_invalid"
+
+# Number -> what went wrong, where; what we do; the test that would fail. An empty test: it cannot reach us, and why.
+KNOWN: dict[int, tuple[str, str, str]] = {
+    1: ("an event counted as a token (vllm #27485)", "usage counts", PLAYED),
+    2: ("a parser swallows steps (sglang #36272)", "usage of each chunk places them", PLAYED),
+    3: ("peak rates of chunks (sglang #33193)", "tokens of usage in every rate", "test_a_whole_point"),
+    4: ("chunks as tokens (llama-benchy #11)", "usage counts", PLAYED),
+    5: ("reasoning_content ignored (sglang #23954)", "it is output", PLAYED),
+    6: ("delta.reasoning ignored (guidellm #737)", "it is output", PLAYED),
+    7: ("reasoning only: no TTFT (inference-perf #559)", "it is output", PLAYED),
+    8: ("a first chunk of many tokens (genai-bench #81)", "TPOT counts what came after it", PLAYED),
+    9: ("the role chunk as first token (vllm #3768)", "no text and no usage: no token", "test_role_chunk_is_no_token"),
+    10: ("the usage chunk has no choices (sglang #5451)", "read as what it is", PLAYED),
+    11: ("text tokenised again shrinks (flexible-inference-bench #66)", "never done", PLAYED),
+    12: ("ITL with TTFT in it (llmperf #99)", "defined once", "test_a_whole_point"),
+    13: ("ITL means two things (vllm #6531)", "ITL, TPOT and step are three", "test_a_whole_point"),
+    14: ("TTFT of what was not streamed (sglang #23215)", "every request streams", "test_target_and_request"),
+    15: ("faster than memory allows (premAI #187)", "the roofline rejects it", "test_validity"),
+    16: ("ignore_eos not passed on (vllm #18687)", "a short output has failed", PLAYED),
+    17: ("one token each (perf-eval #20)", "a short output has failed", PLAYED),
+    18: ("lengths of 128 or 0 (tenstorrent/vllm #354)", "each request is held to its own", PLAYED),
+    19: ("prompts of the wrong length (sglang #15732)", "usage checks each", "test_validity"),
+    20: ("a range ratio of 0.0 (sglang random dataset)", "a length is a length", "test_lengths"),
+    21: ("identical prompts (pegainfer #308)", "all are unique", "test_prompts_are_of_exactly_the_length_asked_for"),
+    22: ("pad tokens (fw-ai #7)", "common words", "test_prompts_are_of_exactly_the_length_asked_for"),
+    23: ("12 prompts for all (sample-apj #181)", "unique", "test_prompts_are_of_exactly_the_length_asked_for"),
+    24: ("a ladder hits the prefix cache (vllm #52884)", "nothing repeats; cached tokens are counted", PLAYED),
+    25: ("cache state not recorded (sglang #39651)", "cached tokens stand in each point", PLAYED),
+    26: (
+        "a warm-up of 100 at once (sglang #39398)",
+        "it runs at the point's own load",
+        "test_a_sweep_counts_every_token",
+    ),
+    27: (
+        "a burst inside the window (evalscope #1641)",
+        "handed over, never drained",
+        "test_a_cold_start_is_over_first",
+    ),
+    28: ("a cold engine (aws-do-eks #88)", "ramp and warm-up come first", "test_a_cold_start_is_over_first"),
+    29: ("compilation at run time (sglang #28706)", "the same", "test_a_cold_start_is_over_first"),
+    30: ("ramp and drain in the rate (sglang #30918)", "a window", "test_borders_cut_a_step_in_two"),
+    31: (
+        "cut requests not counted (guidellm #77)",
+        "their tokens are",
+        "test_interrupted_leaves_a_valid_partial_result",
+    ),
+    32: ("above the captured graphs (sglang #33483)", "INVALID, said so", "test_above_the_captured_graphs"),
+    33: ("failed requests skipped (InferenceX #357)", "over 1 %: INVALID", PLAYED),
+    34: ("retries counted as success (gpustack #1677)", "nothing is asked twice", PLAYED),
+    35: ("a broken stream is a success (ragflow #19498)", "it needs its end", PLAYED),
+    36: ("NaN as text (sglang #33187)", "garbage check; the canary asks afterwards", PLAYED),
+    37: ("one silent stream blocks all (tokenspeed #134)", "silence has a limit", PLAYED),
+    38: ("time-outs flatter latency (vllm-omni #5549)", "failures make it INVALID", PLAYED),
+    39: ("queue deadlock between processes (vllm #53075)", "no queues", "test_a_sweep_counts_every_token"),
+    40: ("a 64 KiB read buffer (vllm #39963)", "one recv a wake-up", "test_the_client_proves_that_it_is_not_the_limit"),
+    41: (
+        "client-bound (InferenceX)",
+        "null server, CPU, split test",
+        "test_passes_are_one_point_and_the_split_test_is_two",
+    ),
+    42: ("slower at many requests (guidellm #470)", "the same", "test_the_client_proves_that_it_is_not_the_limit"),
+    43: ("100 connections (gpustack #2324)", "one for each stream", "test_a_sweep_counts_every_token"),
+    44: ("8,000 streams in one process (tokenomics #8)", "128 a process", "test_processes_follow_the_streams"),
+    45: ("coordinated omission (wrk #485)", "intended start times", "test_an_open_loop_counts_from_the_intended_time"),
+    46: ("a busy GPU that only waits (rtx6kpro #25)", "watts stand beside it", "test_bench_hardware"),
+    47: ("unlike workloads compared (sglang #29580)", "refused", "test_bench_whatif"),
+}
+
+# Trap -> what a reason of INVALID says, or None for the right number; the kinds of failed requests.
+ENDS: dict[str, tuple[str | None, set[str]]] = {
+    "": (None, set()),
+    "lumps": (None, set()),
+    "flood": (None, set()),
+    "spaces": (None, set()),
+    "swallow": (None, set()),
+    "reasoning": (None, set()),
+    "thinking": (None, set()),
+    "tools": (None, set()),
+    "no-role": (None, set()),
+    "strict": (None, set()),
+    "no-done": (None, set()),
+    "no-metrics": (None, set()),
+    "no-usage": ("events are not tokens", set()),
+    "short": ("x short output", {"short output"}),
+    "one": ("x short output", {"short output"}),
+    "nan": ("NaN stop", {"NaN stop"}),
+    "bang": ("'!!!!'", {"garbage: '!!!!'"}),
+    "echo": ("one token is most of the text", {"garbage: one token is most of the text: 'and'"}),
+    "error": ("error in the stream: out of memory", {"error in the stream: out of memory"}),
+    "cut": ("requests failed", {"connection: closed by the server within the answer"}),
+    "refuse": ("x HTTP 503", {"HTTP 503"}),
+    "some-refuse": ("x HTTP 503", {"HTTP 503"}),
+    "silent": ("no byte for", {"silent: no byte for 0.8 s"}),
+    "cached": ("prefix cache", set()),
+    "liar": ("the server", set()),
+}
+ALONE = {"slow-start", "graphs", "busy", "small", "html", "locked"}  # each has a test of its own
+
+
+def test_each_known_trap_has_its_test() -> None:
+    there = "\n".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    names = {path.stem for path in Path(__file__).parent.glob("test_*.py")} | set(re.findall(r"def (test_\w+)", there))
+    assert sorted(KNOWN) == list(range(1, 48))
+    for number, (_, _, test) in KNOWN.items():
+        assert any(name.startswith(test) for name in names), number
+    assert set(TRAPS) == set(ENDS) | ALONE
+
+
+@pytest.mark.served
+def test_traps_end_as_the_right_number_or_as_invalid(pyz: Path, traps: str, tmp_path: Path) -> None:
+    """Five at once: they mostly wait."""
+
+    def play(trap: str) -> list[rawlog.Block]:
+        more = ("--concurrency", "2", "--silence", "0.8" if trap == "silent" else "20", "--drain", "3")
+        assert measured(pyz, f"{traps}/{trap}", tmp_path / f"of-{trap}", *more)[0] == 0, trap
+        return list(rawlog.decode((tmp_path / f"of-{trap}" / "00-c2.bin").read_bytes()))
+
+    with ThreadPoolExecutor(5) as pool:
+        logs = list(pool.map(play, ENDS))
+    for (trap, (reason, failures)), blocks in zip(ENDS.items(), logs, strict=True):
+        point = point_of(blocks)
+        found = [fault for fault in faults(point, Limits(), None) if not fault.startswith("the client was")]
+        assert (found == []) if reason is None else any(reason in fault for fault in found), (trap, found)
+        assert set(point["requests"]["failures"]) == failures, trap
+        if reason is None:
+            asked = sum(meta["asked"] for meta, _ in blocks if meta["kind"] == "request")
+            assert point["tokens"]["output"] == asked, trap
+            assert point["ttft_ms"] is None or point["ttft_ms"]["p50"] > 0, trap
+
+
+@pytest.mark.served
+def test_above_the_captured_graphs(pyz: Path, traps: str, tmp_path: Path) -> None:
+    assert measured(pyz, f"{traps}/graphs", tmp_path, "--concurrency", "40")[0] == 0
+    info = json.loads((tmp_path / "run.json").read_text())["server_info_before"]
+    point = point_of(rawlog.decode((tmp_path / "00-c40.bin").read_bytes()))
+    assert "CUDA graphs end at 32 streams: above that decode runs without" in faults(point, Limits.of(info), None)
+
+
+@pytest.mark.served
+def test_a_cold_start_is_over_first(pyz: Path, traps: str, tmp_path: Path) -> None:
+    """Ten requests wait for a second each; none of them is in the window."""
+    assert measured(pyz, f"{traps}/slow-start", tmp_path, "--concurrency", "2", "--warmup", "3")[0] == 0
+    blocks = list(rawlog.decode((tmp_path / "00-c2.bin").read_bytes()))
+    slow = [meta for meta, reads in blocks if meta["kind"] == "request" and reads[-1][0] - meta["start"] > 1e9]
+    assert slow
+    assert point_of(blocks)["ttft_ms"]["max"] < 900
+
+
+@pytest.mark.served
+@pytest.mark.parametrize(
+    ("trap", "rc", "said"),
+    [
+        (
+            "html",
+            1,
+            "/v1/models answered 200 with a page of HTML, not JSON: is this a server with an OpenAI-compatible",
+        ),
+        ("locked", 1, "/v1/models answered 401: it wants another API key, or one at all ($RUNBOOKS_API_KEY)"),
+        ("small", 2, "a prompt and its answer are up to 72 tokens (40 in, 32 out), and the server takes 64"),
+        ("busy", 3, "the server has 3 live or queued requests"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(
+    pyz: Path, traps: str, tmp_path: Path, trap: str, rc: int, said: str
+) -> None:
+    code, events = measured(pyz, f"{traps}/{trap}", tmp_path / "out")
+    assert code == rc
+    assert said in error_of(events)
+    assert "<" not in error_of(events)
+    assert not (tmp_path / "out").exists()
