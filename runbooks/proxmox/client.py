@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
-from runbooks.engine.errors import RunbookError, Unreachable
+from runbooks.engine.errors import RunbookError, Unreachable, UsageError
 from runbooks.engine.secret import Secret
 from runbooks.proxmox import tls
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 30.0  # seconds; pveproxy itself gives up on its daemons after 30 (596, 599)
-PATIENCE = 180.0  # seconds that reads go on while the API restarts, or its proxy times out
+PATIENCE = 180.0  # seconds that calls are tried while the API restarts, or its proxy times out
+FIRST_PATIENCE = 30.0  # seconds, as long as it has never answered: mostly a wrong address
 TICKET_AGE = 3600.0  # seconds; PVE's tickets live for two hours, and are taken for a new one in their second
 PROXY_CODES = (595, 596, 599)  # pveproxy's own: no connection to, no answer from, too much trouble with its daemon
 
@@ -110,7 +111,7 @@ class Client:
                 self.reads += 1
                 return answer
             except (Unreachable, ApiError) as error:
-                if not _passes(error) or self.clock.monotonic() - began > PATIENCE:
+                if not _passes(error) or self.clock.monotonic() - began > self._patience:
                     raise
                 self.tell(f"the API of {self.login.api} does not answer, asked again: {error.message}")
             self.clock.sleep(wait)
@@ -129,11 +130,15 @@ class Client:
                 self.writes += 1
                 return answer
             except NotReached as error:
-                if self.clock.monotonic() - began > PATIENCE:
+                if self.clock.monotonic() - began > self._patience:
                     raise
                 self.tell(f"the API of {self.login.api} does not answer, tried again: {error.message}")
             self.clock.sleep(wait)
             wait = min(2 * wait, 5.0)
+
+    @property
+    def _patience(self) -> float:
+        return PATIENCE if self.reads or self.writes else FIRST_PATIENCE
 
     def _send(self, method: str, path: str, parameters: Parameters) -> Any:
         self._log_in()
@@ -210,6 +215,9 @@ class Client:
         if self._session is None:
             import requests
 
+            if self.login.ca is not None and not self.login.ca.is_file():
+                place = "/etc/pve/pve-root-ca.pem of the node, kept beside the inventory"
+                raise UsageError(f"ca: {self.login.ca} is not there", next=place, page="proxmox-api")
             self._session = requests.Session()
             self._session.trust_env = False
             if self.login.fingerprint is not None:
@@ -267,6 +275,8 @@ def _pairs(name: str, value: Value) -> list[tuple[str, str]]:
 def _passes(error: RunbookError) -> bool:
     """Will it be gone by itself? The API restarts, its proxy timed out, another task holds the VM's lock."""
     if isinstance(error, ApiError):
+        if "hostname lookup" in error.reason:  # there is no such node
+            return False
         return error.status in PROXY_CODES or is_locked(error.reason)
     return isinstance(error, LostAnswer | NotReached)
 

@@ -111,6 +111,20 @@ FAILURES = (
         "PVE::Storage",
     ),
     Failure(
+        r"hostname lookup.* failed",
+        "there is no node of this name in the cluster",
+        "`name` of the node in the inventory, as the tree of the web interface shows it",
+        _API,
+        "PVE::HTTPServer",
+    ),
+    Failure(
+        r"[Oo]ut of space|[Nn]o space left on device|not enough (free )?space|insufficient free space",
+        "a storage of the node is full",
+        "`pvesm status` on the node; room on it, or another `storage` for the VM or its image",
+        _API,
+        "PVE::Storage",
+    ),
+    Failure(
         r"unable to create VM \d+ - VM \d+ already exists|VM \d+ already exists",
         "the VM's number is taken",
         "another `id` for this VM in the inventory",

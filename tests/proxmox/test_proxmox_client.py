@@ -9,7 +9,7 @@ import pytest
 
 from lab.proxmox import certificate
 from lab.proxmox.server import Fault
-from runbooks.engine.errors import RunbookError, Unreachable
+from runbooks.engine.errors import RunbookError, Unreachable, UsageError
 from runbooks.engine.secret import Secret
 from runbooks.inventory.shape import Vm
 from runbooks.proxmox.client import ApiError, Client, LostAnswer
@@ -60,6 +60,26 @@ def test_another_nodes_ca_is_refused(pve: Lab, tmp_path: Path) -> None:
     other, _ = certificate.ensure(tmp_path / "other", "127.0.0.1")
     with pve.client(fingerprint=None, ca=other) as client, pytest.raises(Unreachable, match="not trusted"):
         client.get("/version")
+
+
+def test_a_ca_that_is_not_there(pve: Lab, tmp_path: Path) -> None:
+    with (
+        pve.client(fingerprint=None, ca=tmp_path / "nope.pem") as client,
+        pytest.raises(UsageError, match="is not there"),
+    ):
+        client.get("/version")
+
+
+def test_what_never_answered_is_given_up_soon(pve: Lab) -> None:
+    """Mostly a wrong address; and a wrong name of the node is no outage."""
+    pve.api.faults.append(Fault("GET", "/version", "596", times=10**6))
+    with pve.client() as client:
+        with pytest.raises(ApiError):
+            client.get("/version")
+        assert 20 < client.clock.monotonic() < 45
+        with pytest.raises(ApiError, match="no node of this name"):
+            client.get("/nodes/pv1/status")
+        assert client.clock.monotonic() < 45
 
 
 def test_the_environment_overrides_neither(pve: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
