@@ -54,14 +54,17 @@ def ask(at: Serving, engine: str, fault: str, *, battery: str = "quick") -> Run:
 
 
 def runs(engines: Sequence[str], faults: Sequence[str]) -> Iterator[Run]:
-    """A start of the engine for each: one that met NaN may be dying."""
+    """Each engine is started once, and again where it died of the weights before or cannot take others."""
     for engine in engines:
-        for fault in faults:
+        left = list(faults)
+        while left:
             try:
-                with serving(engine, fault) as at:
-                    yield ask(at, engine, fault)
+                with serving(engine, left[0]) as at:
+                    yield ask(at, engine, left.pop(0))
+                    while left and at.load(left[0]):
+                        yield ask(at, engine, left.pop(0))
             except RunbookError as error:
-                yield Run(engine, fault, "no start", 0, 0, 0.0, error.message)
+                yield Run(engine, left.pop(0), "no start", 0, 0, 0.0, error.message)
 
 
 def healthy(engines: Sequence[str], many: int) -> Iterator[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lab.engine.flags import source, unpacked
 from lab.engine.prepared import ENVIRONMENT, prepare
@@ -49,6 +51,21 @@ class Serving:
     model: str  # the name to ask for
     log: Path
     process: subprocess.Popen[bytes]
+    models: Path  # the folder of its family's models, but for the model's name
+
+    def load(self, model: str) -> bool:
+        """Take other weights without a start, which SGLang can; False where it cannot, or died of the former ones."""
+        where = urlsplit(self.url)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=120)
+        body = json.dumps({"model_path": f"{self.models}-{model}"})
+        try:
+            connection.request("POST", "/update_weights_from_disk", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status == 200 and bool(json.loads(answer.read()).get("success"))
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        finally:
+            connection.close()
 
 
 @contextmanager
@@ -73,7 +90,13 @@ def serving(engine: str, model: str) -> Iterator[Serving]:
             )
         try:
             _wait(port, process, log)
-            yield Serving(f"http://127.0.0.1:{port}", "glm-5" if kind.version else str(folder), log, process)
+            yield Serving(
+                f"http://127.0.0.1:{port}",
+                "glm-5" if kind.version else str(folder),
+                log,
+                process,
+                made.models / kind.family,
+            )
         finally:
             _end(process)
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
-import transformers  # type: ignore[import-not-found]
+import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
 
 KNOWN = {
