@@ -20,20 +20,34 @@ def status(
 
 
 @command(iterable=["hosts"], help={**WHERE, **YES})
-def unlock(context: Context, hosts: list[str], inventory: str | None = None, yes: bool = False) -> int:
+def unlock(
+    context: Context,
+    hosts: list[str],
+    inventory: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
     """Take a host's lock away from a run that is gone."""
     from runbooks.audit import unlock_hosts
 
-    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes, json=json, plain=plain) as session:
         return unlock_hosts(session)
 
 
 @command(iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
-def audit(context: Context, hosts: list[str], lines: int = 20, inventory: str | None = None, json: bool = False) -> int:
+def audit(
+    context: Context,
+    hosts: list[str],
+    lines: int = 20,
+    inventory: str | None = None,
+    json: bool = False,
+    plain: bool = False,
+) -> int:
     """What was changed on a host, when, and by whom."""
     from runbooks.audit import tell_changes
 
-    with open_session(inventory=inventory, hosts=hosts, json=json) as session:
+    with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
         return tell_changes(session, lines)
 
 

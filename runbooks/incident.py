@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from runbooks import oncall
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.oncall.blocks import FIRST, LAST, Block, blocks
+from runbooks.paths import expand
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -125,8 +126,12 @@ class Incident:
 def run_page(session: Session, page: str, hosts: Sequence[str], log: str = "") -> int:
     """Walk through a page; the log stands in the working folder, named by page and time."""
     oncall.load(page)  # an unknown page is refused before a log is begun
-    path = Path(log or f"incident-{page}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.log")
-    with path.open("a", encoding="utf-8") as out:
+    path = expand(log or f"incident-{page}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.log")
+    try:
+        out = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the log {path}: {error.strerror or error}", next="--log FILE") from None
+    with out:
         incident = Incident(session, page, hosts, out)
         code = incident.walk()
     said = "done" if code == 0 else "not cured: the page's last part says whom to wake"

@@ -101,13 +101,15 @@ def runbook(
     log: str = "",
     inventory: str | None = None,
     yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
 ) -> int:
     """Read an on-call page, or list them; --run walks it."""
     from runbooks.oncall import show
 
     if not run:
-        return show(page)
+        return show(page, plain=plain or json)
     from runbooks.incident import run_page
 
-    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes, json=json, plain=plain) as session:
         return run_page(session, page, hosts, log)

@@ -28,6 +28,8 @@ def names() -> list[str]:
 
 def load(name: str) -> Page:
     """One page. Raises UsageError with the nearest name where there is none."""
+    if not name:
+        raise UsageError("which page?", details=[f"the pages are: {', '.join(names())}"], next="invoke runbook")
     if name not in names():
         near = get_close_matches(name, names(), n=1, cutoff=0.4)
         raise UsageError(
@@ -40,9 +42,9 @@ def load(name: str) -> Page:
     return Page(name, lines[0].removeprefix("# "), lines[1], text)
 
 
-def show(name: str = "") -> int:
+def show(name: str = "", *, plain: bool = False) -> int:
     """Show a page, or list them all; on a terminal with rich, elsewhere as the plain Markdown that it is."""
-    plain = not sys.stdout.isatty()
+    plain = plain or not sys.stdout.isatty()
     if not name:
         _list(plain)
         return 0

@@ -87,6 +87,19 @@ def test_our_own_commands_get_the_hosts_and_the_consent() -> None:
     assert incident.command("# only a remark", [], agreed=False) == []
 
 
+def test_a_log_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    session: Any = FakeSession(None)
+    with pytest.raises(UsageError, match="cannot write the log"):
+        incident.run_page(session, "nan-output", [], str(tmp_path / "no" / "log"))
+
+
+def test_no_page_at_all_is_answered_with_the_list() -> None:
+    session: Any = FakeSession(None)
+    with pytest.raises(UsageError, match="which page") as caught:
+        incident.run_page(session, "", [])
+    assert "nan-output" in caught.value.details[0]
+
+
 def test_an_unknown_page_begins_no_log(tmp_path: Path) -> None:
     session: Any = FakeSession(None)
     with pytest.raises(UsageError):
