@@ -33,12 +33,13 @@ class Fault:
     mend: Act = lambda world: None
 
 
-def _sick(**knobs: object) -> Act:
-    def make(world: World) -> None:
-        world.knobs(**{"start_delay": 0.2, "warmup": 0.1, "fail_when": ONLY_FINAL, **knobs})
-        world.restart()
+def _knobs(**knobs: object) -> Act:
+    """From the next start on, and for the release that has what ONLY_FINAL asks for."""
+    return lambda world: world.knobs(**{"start_delay": 0.2, "warmup": 0.1, "fail_when": ONLY_FINAL, **knobs})
 
-    return make
+
+def _sick(**knobs: object) -> Act:
+    return _both(_knobs(**knobs), lambda world: world.restart())
 
 
 def _run(script: str) -> Act:
@@ -79,7 +80,10 @@ FAULTS: dict[str, Fault] = {
     "start-slow": Fault("never ready: 503 for ever", _sick(fail="never_ready"), mend=_SERVED),
     "deploy-failed": Fault(
         "the release dies at its start",
-        lambda world: world.knobs(fail="die_at_start", detail="memory", fail_when=ONLY_FINAL),
+        _both(  # baseline serves, and final is what fails
+            _invoke("rollback", "--yes"),
+            _knobs(fail="die_at_start", detail="memory"),
+        ),
         mend=_SERVED,
     ),
     "slow-throughput": Fault(
