@@ -77,7 +77,8 @@ def main() -> None:
     answer = {"completion": completion, "info": info, "live": live}[question["ask"]](question)
     for name in ("api_key", "admin_api_key"):
         answer.get("info", {}).pop(name, None)
-    print(json.dumps(answer))
+    said, shown = json.dumps(answer), json.dumps(question["key"])[1:-1]
+    print(said.replace(shown, "***") if shown else said)  # wherever else the server shows it
 
 
 if __name__ == "__main__":

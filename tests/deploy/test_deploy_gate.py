@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from runbooks.deploy import probe
 from runbooks.deploy.gate import Endpoint, Start, wait
 from runbooks.engine.errors import NoAnswer
 from runbooks.engine.secret import Secret
@@ -135,7 +137,7 @@ def test_an_answer_that_hangs_is_asked_again() -> None:
         ("weights-unreadable-0.5.10.post1.txt", "", "weights-unreadable"),
         ("nan-0.5.23.txt", "Out of memory: Killed process 812 (sglang::schedul)", "oom-kill"),
         ("ERROR: [Errno 98] error while attempting to bind on address: address already in use", "", "port-in-use"),
-        ("sglang serve: error: unrecognized arguments: --nsa-decode-backend trtllm", "", "unknown-flag"),
+        ("sglang serve: error: unrecognized arguments: --nsa-decode-backend trtllm", "", "renamed-flag"),
     ],
 )
 def test_deaths_that_all_look_like_status_9_are_told_apart(journal: str, kernel: str, cause: str) -> None:
@@ -147,3 +149,35 @@ def test_deaths_that_all_look_like_status_9_are_told_apart(journal: str, kernel:
     assert start.end == "died"
     assert start.cause is not None
     assert start.cause.name == cause
+
+
+def test_what_the_server_says_of_itself_reaches_us_without_the_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang shows it in /server_info, under its own name and inside other values."""
+    key = 'sk-"quoted"-key'
+    shown = {"api_key": key, "model_path": "/srv/m", "args": {"argv": f"--api-key {key}"}, "internal_states": [key]}
+    question = {"url": "http://x", "key": key, "model": "glm-5", "ask": "info", "timeout": 1}
+    monkeypatch.setattr(probe, "get", lambda _question, _path: (200, json.dumps(shown)))
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(question)))
+    probe.main()
+    out = capsys.readouterr().out
+    assert json.loads(out)["info"] == {"model_path": "/srv/m", "args": {"argv": "--api-key ***"}}
+    assert "quoted" not in out
+
+
+def test_a_port_that_is_taken_ends_the_start_at_once() -> None:
+    """SGLang then neither serves nor ends."""
+    line = "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 30000): address already in use"
+    start, _ = _wait([_look("active", "running", "new", ["Load weight begin", line])], [{"status": 0}])
+    assert start.end == "died"
+    assert start.cause is not None
+    assert "address already in use" in start.cause.evidence[0]
+
+
+def test_a_host_that_was_restarted_is_an_end_of_its_own() -> None:
+    def boot(name: str) -> str:
+        return f"-- rb: boot\n{name}\n" + _look("active", "running", "new", READY[:1])
+
+    start, _ = _wait([boot("one"), boot("one"), boot("two")], [{"status": 0}])
+    assert start.end == "rebooted"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
 
-from runbooks.deploy import evidence, prune, software
+from runbooks.deploy import evidence, guard, prune, software
 from runbooks.deploy.releases import Release
 from runbooks.engine.errors import CheckFailed, RunbookError
 from runbooks.engine.secret import Secret
@@ -122,3 +123,17 @@ def test_the_right_interpreter_is_taken_under_a_title_too(said: str) -> None:
 def test_another_interpreter_is_told(said: str) -> None:
     with pytest.raises(RunbookError, match="not the release's interpreter"):
         software.runs_from(FakeHost([("cmdline", said)]).conn, GOOD)
+
+
+def test_a_release_that_nobody_confirms_takes_itself_back() -> None:
+    new, old = replace(ONE, number=7), replace(GOOD, number=6)
+    host = FakeHost()
+    guard.on(host.conn, new, old, budget=1800)
+    guard.off(host.conn)
+    assert "--on-active=2200" in host.asked[0]
+    assert "stop runbooks-fallback.timer" in host.asked[1]
+    script = guard.script(new, old)
+    first, *rest = script.splitlines()
+    assert first == '[ "$(readlink /opt/runbooks/current)" = /opt/runbooks/releases/7 ] || exit 0'
+    assert "ln -sfn -- /opt/runbooks/releases/6" in rest[0]
+    assert subprocess.run(["sh", "-n", "-c", script], check=False).returncode == 0
