@@ -4,20 +4,24 @@
     python -m bench.canary.engines --engine sglang-0.5.23 --fault nan-expert
     python -m bench.canary.engines --healthy 100           so many healthy runs over all engines: false alarms
 
-Engines and poisons are those of lab/engine. What is asked is the quick battery, with prompts that differ from run to
-run, greedy and sampled; the models are tiny, so they are judged by their numbers (`--no-knowledge`).
+Engines and poisons are those of lab/engine. What is asked is the quick battery, and for most healthy runs
+prompts that differ from run to run, greedy and sampled; the models are tiny, so they are judged by their numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.engine.prepared import FAULTS
 from lab.engine.serve import ENGINES, Serving, serving
+from runbooks.canary.probe import prose
+from runbooks.canary.probe.battery import EASY, STORY, Prompt, burst
 from runbooks.canary.probe.client import Endpoint
+from runbooks.canary.probe.judge import Expect
 from runbooks.canary.probe.run import Canary
 from runbooks.engine.errors import RunbookError
 
@@ -43,9 +47,10 @@ class Run:
         return f"{mark} {self.engine:24} {self.fault:12} {self.verdict:9} {cost}   {self.proof}"
 
 
-def ask(at: Serving, engine: str, fault: str, *, battery: str = "quick") -> Run:
-    """One run of the battery on a server that is up."""
-    canary = Canary(Endpoint(at.url, at.model), battery, lambda _event: None, log=at.log, knowledge=False, budget=600.0)
+def ask(at: Serving, engine: str, fault: str, prompts: Sequence[Prompt] = ()) -> Run:
+    """One run of the quick battery, or of other prompts, on a server that is up. Patient: this machine may be busy."""
+    endpoint = Endpoint(at.url, at.model, silence=300.0)
+    canary = Canary(endpoint, "quick", lambda _event: None, log=at.log, knowledge=False, budget=3600.0, prompts=prompts)
     said = canary.run()
     faults = [one for one in canary.conclusion["findings"] if one["grade"] == said]
     proof = f"{faults[0]['prompt']}: {faults[0]['kind']}" if faults else ""
@@ -67,13 +72,30 @@ def runs(engines: Sequence[str], faults: Sequence[str]) -> Iterator[Run]:
                 yield Run(engine, left.pop(0), "no start", 0, 0, 0.0, error.message)
 
 
+def varied(seed: int) -> list[Prompt]:
+    """Prompts of one healthy run: known questions and a story, greedy and sampled at a temperature of its own, texts of
+    any length up to some hundred tokens, and a burst of any size."""
+    draw = random.Random(seed)
+    heat = {"temperature": round(draw.uniform(0.2, 1.0), 2), "top_p": round(draw.uniform(0.8, 1.0), 2)}
+    found = []
+    for at, (text, expect) in enumerate((*draw.sample(EASY, 3), STORY)):
+        most = draw.randint(16, 64)
+        one = Prompt(name=f"known-{at}", why="", text=text, expect=expect, max_tokens=most, logprobs=at == 0)
+        found += [one, replace(one, name=f"known-{at}-sampled", sampling=heat)]
+    text, length = prose.NEEDLE_QUESTION, draw.randint(80, 600)
+    unknown = Expect(fluent=False, known=False)
+    far = Prompt(name="far", why="", text=text, expect=unknown, max_tokens=24, length=length, prefix="far")
+    return [*found, far, replace(far, name="far-again", sampling=heat), burst(draw.randint(2, 12))]
+
+
 def healthy(engines: Sequence[str], many: int) -> Iterator[Run]:
-    """So many runs, shared out among the engines; each engine is started once."""
+    """So many runs, shared out among the engines; each engine is started once. Each tenth is the quick battery."""
     for number, engine in enumerate(engines):
         share = many // len(engines) + (number < many % len(engines))
         with serving(engine, "healthy") as at:
-            for _ in range(share):
-                yield ask(at, engine, "healthy")
+            for turn in range(share):
+                prompts = varied(1000 * number + turn) if turn % 10 else []
+                yield ask(at, engine, "healthy", prompts)
 
 
 def table(found: Sequence[Run]) -> str:

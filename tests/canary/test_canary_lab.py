@@ -110,7 +110,8 @@ def test_a_healthy_server(served: Served) -> None:
     served.start()
     result = served.canary()
     assert (result.verdict, kinds(result)) == ("healthy", set())
-    assert len(result.prompts) == 10
+    assert len(result.prompts) == 11
+    assert result.about.startswith("lab stand-in for SGLang, SGLang 0.5.23, KV cache ")
     assert result.settings["decode_backend"] == "flashinfer_sparse_mla"
     before = served.connection.exchanges
     found = served.health()
@@ -163,4 +164,30 @@ def test_the_installed_canary_runs_by_itself_and_writes_metrics(served: Served) 
     text = served.guest.run(f"cat {install.TEXTFILE}").stdout
     assert 'runbooks_canary_verdict{verdict="nan"} 1' in text
     assert 'runbooks_canary_runs_total{verdict="healthy"} 1' in text
-    served.guest.run(f"systemctl disable --now {install.TIMER}")
+    assert install.uninstall(served.connection, check=True)
+    assert install.uninstall(served.connection, check=False)
+    assert not install.uninstall(served.connection, check=True)
+    left = f"systemctl list-timers --all --no-legend {install.TIMER}; ls {install.TEXTFILE} {install.STATE} 2>/dev/null"
+    assert not served.guest.run(left, check=False).stdout
+
+
+def test_drift_since_the_deploy_is_told(served: Served) -> None:
+    served.guest.run("mkdir -p /opt/runbooks/releases/1 && ln -sfn releases/1 /opt/runbooks/current")
+    served.start()
+    assert served.canary().verdict == "healthy"
+    served.start(answers={"2.2": "Four is 4", "capital of France": "Paris"})
+    result = served.canary()
+    assert (result.verdict, kinds(result)) == ("degraded", {"drift"})
+    assert result.causes[0].name == "no longer what was deployed"
+
+
+def test_another_program_on_the_port_is_no_sick_server(served: Served) -> None:
+    port = served.session.loaded.inventory.server.port
+    served.guest.run(f"systemctl stop sglang; systemd-run -q --unit other python3 -m http.server {port}")
+    try:
+        result = served.canary()
+        assert (result.verdict, kinds(result)) == ("dead", {"foreign"})
+        completion = next(found for found in served.health().checks if found.name == "completion")
+        assert "not an OpenAI-compatible server" in completion.detail
+    finally:
+        served.guest.run("systemctl stop other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Canary:
     knowledge: bool = True
     budget: float | None = None
     answers: Path | None = None
+    prompts: Sequence[Prompt] = ()  # instead of the battery's
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
     judged: list[Judged] = field(default_factory=list)
     after: list[Named] = field(default_factory=list)  # what is not about one reply
@@ -79,7 +80,7 @@ class Canary:
             self.endpoint.extras["priority"] = low
 
     def _choose(self, about: About) -> list[Prompt]:
-        prompts = list(BATTERIES[self.battery])
+        prompts = list(self.prompts or BATTERIES[self.battery])
         if about.busy and self.battery != "gate":  # there the burst is the point, and people wait for its end anyway
             prompts = [prompt for prompt in prompts if prompt.name in SMALL]
         if about.busy:
