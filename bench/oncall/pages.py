@@ -86,14 +86,16 @@ def show(name: str = "", names: Sequence[str] = ()) -> int:
     from bench.oncall.world import world
 
     with world(name) as made:
-        wrong = [one for one in walk(made, names) if _tell(one)]
-    print(f"{'all ran' if not wrong else f'{len(wrong)} did not run'}")
+        wrong = [one for one in told(made, names) if not one.ran]
+    print("all ran" if not wrong else f"{len(wrong)} did not run")
     return int(bool(wrong))
 
 
-def _tell(one: Ran) -> bool:
-    mark = "ok   " if one.ran else "WRONG"
-    print(f"{mark}  {one.page:18} {one.block:12} exit {one.code}  {one.seconds:5.1f} s  {one.fault}", flush=True)
-    if not one.ran:
-        print("\n".join(f"        | {line}" for line in one.said.splitlines()[-12:]), flush=True)
-    return not one.ran
+def told(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
+    """As `walk`, with a line printed for each block, and what it said where it did not run."""
+    for one in walk(world, names):
+        mark = "ok   " if one.ran else "WRONG"
+        print(f"{mark}  {one.page:18} {one.block:12} exit {one.code}  {one.seconds:5.1f} s  {one.fault}", flush=True)
+        if not one.ran:
+            print("\n".join(f"        | {line}" for line in one.said.splitlines()[-12:]), flush=True)
+        yield one

@@ -1,0 +1,30 @@
+"""The tables of bench/oncall: every page has its fault, every case its cause; and every block runs against its fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.oncall import diagnosis, pages
+from bench.oncall.faults import FAULTS
+from bench.oncall.world import world
+from runbooks import oncall
+from runbooks.oncall.blocks import blocks
+
+
+def test_every_page_has_a_fault() -> None:
+    assert set(FAULTS) == set(oncall.names())
+
+
+def test_the_diagnosis_is_right_in_every_case() -> None:
+    told = diagnosis.table()
+    assert [one for one in told if not one.right] == []
+    assert len(told) > 300
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_every_block_of_every_page_runs_against_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with world() as made, capsys.disabled():
+        ran = list(pages.told(made))
+    assert [(one.page, one.block) for one in ran if not one.ran] == []
+    assert len(ran) == sum(len(blocks(oncall.load(name).text)) for name in oncall.names())
