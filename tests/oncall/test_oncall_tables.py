@@ -1,4 +1,4 @@
-"""The tables of bench/oncall: every page has its fault, every case its cause; and every block runs against its fault."""
+"""The tables of bench/oncall: every page has its fault, every case its cause, every block runs against its fault."""
 
 from __future__ import annotations
 
