@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from runbooks.engine.errors import NoAnswer, StepFailed, Unreachable
+from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, NoAnswer, StepFailed, Unreachable
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
 
@@ -23,7 +23,7 @@ def reboot(connection: Connection, *, limit: float, report: Reporter) -> None:
     """Restart the host and wait until it is back with another boot_id.
 
     `limit` is in seconds, from the command to the first answer. Raises StepFailed when something inhibits the reboot,
-    when the host never went down, and when it did not come back.
+    when the host never went down, and when it did not come back; HostKeyChanged at once when another one came back.
     """
     before = connection.ask(_BOOT_ID).out.strip()
     answer = connection.ask(_REBOOT)
@@ -53,6 +53,8 @@ def reboot(connection: Connection, *, limit: float, report: Reporter) -> None:
 def _boot_id(connection: Connection) -> str | None:
     try:
         return connection.ask(_BOOT_ID, deadline=5).out.strip()
+    except (HostKeyChanged, HostKeyUnknown):
+        raise  # it is back, as somebody else: no waiting mends that
     except (Unreachable, NoAnswer):
         connection.close()
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbooks import paths
 from runbooks.engine.errors import UsageError
 from runbooks.engine.secret import MASK, Secret
 from runbooks.engine.step import Answers, Change, Diff, Question, State, Verdict, quote
@@ -26,7 +27,8 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
 class File:
     """A regular file with exactly this content, owner and mode. A Secret is shown masked, and never sent back.
 
-    `then` is shell text that runs behind a change of the content, for what can be repeated without harm.
+    `then` is shell text that runs behind a change of the content, for what can be repeated without harm. That it is
+    owed is a mark on the host: a run that is killed, or fails, between the two leaves it to the next one.
     """
 
     path: str
@@ -51,8 +53,12 @@ class File:
     def _question(self) -> Question:
         return ask.path(self.path, wanted="=" if isinstance(self.content, Secret) else self._sha256)
 
+    @property
+    def _owed(self) -> str:
+        return f"{paths.STATE}/owed-{hashlib.sha256(self.path.encode()).hexdigest()[:12]}"
+
     def questions(self) -> tuple[Question, ...]:
-        return (self._question,)
+        return (self._question, *([ask.path(self._owed)] if self.then else []))
 
     def plan(self, answers: Answers) -> Change | Verdict | None:
         state = answers[self._question]
@@ -60,10 +66,19 @@ class File:
             return in_the_way(self.path, "directory", "file")
         attributes = changed_attributes(state, self.owner, self.mode)
         if state.get("type") == "file" and state.get("sha256") == self._sha256:
+            if self.then and answers[ask.path(self._owed)].get("type") is not None:
+                diff = [Diff("written before, and not taken over yet"), *attributes]
+                script = attribute_script(self.path, self.owner, self.mode)
+                return Change(script=f"{script}\n{self._then()}", diff=tuple(diff))
             return set_attributes(self.path, self.owner, self.mode, attributes)
         diff = [Diff(self._headline(state), self._unified(state)), *attributes]
         script, uploads = write_file(self.path, self.content, owner=self.owner, mode=self.mode)
-        return Change(script=script + (f"\n{self.then}" if self.then else ""), diff=tuple(diff), uploads=uploads)
+        if self.then:
+            script = f"mkdir -p -- {paths.STATE}\n: >{self._owed}\n{script}\n{self._then()}"
+        return Change(script=script, diff=tuple(diff), uploads=uploads)
+
+    def _then(self) -> str:
+        return f"{self.then}\nrm -f -- {self._owed}"
 
     def _headline(self, state: State) -> str:
         if state.get("type") is None:

@@ -9,14 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from runbooks.engine import lock
+from runbooks.engine.errors import HostKeyChanged
 from runbooks.engine.follow import MARK, _Follower
 from runbooks.engine.printers import JsonPrinter, PlainPrinter
+from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Printer, Reporter, local_time
-from runbooks.engine.transport import Connection
+from runbooks.engine.shell import Answer
+from runbooks.engine.transport import Connection, Target
+from tests.engine.recorder import Recorder
 
 
 def test_moments_read_alike_wherever_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +73,23 @@ def test_a_dead_holder_is_called_dead() -> None:
 @pytest.mark.parametrize("holder", ["", "half a li", "[]", "{}", '{"since": "soon"}', '{"since": 1}'])
 def test_a_torn_holder_is_no_traceback(holder: str) -> None:
     assert lock.describe(holder) == "held by a run that is just starting"
+
+
+def test_a_host_that_comes_back_as_another_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    asked: list[str] = []
+
+    class Rebuilt(Connection):
+        def ask(self, script: str, **_options: object) -> Answer:
+            asked.append(script)
+            if len(asked) > 2:
+                raise HostKeyChanged("the host h shows another host key than the one pinned for it")
+            return Answer(0, b"boot-id", "")
+
+    connection = Rebuilt(Target(name="h", address="192.0.2.1", known_hosts=Path("/nowhere")))
+    with pytest.raises(HostKeyChanged):
+        reboot(connection, limit=900, report=Reporter(Recorder()))
+    assert len(asked) == 3
 
 
 def test_our_marks_and_a_power_cuts_zeros_are_not_in_a_tail() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ def test_one_connect_one_exec_many_questions(connection: Connection) -> None:
     for number in range(10):
         assert connection.ask(f"echo {number}; id -un").out == f"{number}\nroot\n"
     assert (connection.connects, connection.execs, connection.exchanges) == (1, 1, 10)
+    sock = connection._fabric.transport.sock
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1  # without it each answer waits up to 40 ms
 
 
 def test_facts_of_a_real_host(connection: Connection) -> None:

@@ -39,6 +39,7 @@ FAULTS = {
     "sudo-wrong-password": Fault(links.sudo_wrong_password, "did not take the password"),
     "sudo-with-password": Fault(links.sudo_with_password, "", recovers=True),
     "requiretty": Fault(links.requiretty, "requiretty"),
+    "slow-sudo": Fault(links.slow_sudo, "", recovers=True),
     "no-sudo": Fault(links.no_sudo, "sudo: (command )?not found"),
     "hung-question": Fault(host.hung_question, "did not answer this question in time", within=30),
     "dead-mount": Fault(host.dead_mount, "did not answer this question in time", within=30),
@@ -77,5 +78,5 @@ SLOW = {
     "package-unknown", "link-cut-in-a-job", "other-host-key", "link-down", "dead-mount", "sshd-stopped", "read-only",
     "sudo-refused", "sudo-wants-a-password", "sudo-wrong-password", "wrong-key", "state-disk-full", "in-the-way",
     "out-of-memory", "clock-jumps-ahead", "clock-jumps-back", "job-cancelled", "over-its-limit", "another-run",
-    "too-many-logins",
+    "too-many-logins", "slow-sudo",
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 from lab.machine import create_key
@@ -135,6 +136,17 @@ def sudo_with_password(world: World) -> Ran:
 
 def requiretty(world: World) -> Ran:
     return world.run(target=_pat(world, "Defaults:pat requiretty\\npat ALL=(ALL) NOPASSWD: ALL"))
+
+
+def slow_sudo(world: World) -> Ran:
+    """A directory service that answers late, as LDAP does: Ansible gives up after 12 s."""
+    wrapper = '#!/bin/sh\\nsleep 13\\nexec /usr/bin/sudo "$@"\\n'
+    world.sh(f"cd /usr/local/bin && printf '{wrapper}' >sudo && chmod 755 sudo")
+    world.undo("rm -f /usr/local/bin/sudo")
+    began = time.monotonic()
+    ran = world.run(target=_pat(world, "pat ALL=(ALL) ALL") | {"sudo_password": Secret("right horse")})
+    assert time.monotonic() - began > 13, "sudo was not slow"
+    return ran
 
 
 def no_sudo(world: World) -> Ran:

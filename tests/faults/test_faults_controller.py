@@ -16,8 +16,11 @@ import pytest
 from lab.guest import Guest
 from lab.lab import Lab
 from runbooks.engine.errors import HostKeyChanged, Unreachable
+from runbooks.engine.reboot import reboot
+from runbooks.engine.report import Reporter
+from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
-from tests.faults.faults_world import ROOT, World
+from tests.faults.faults_world import ROOT, Said, World
 
 pytestmark = pytest.mark.lab
 
@@ -148,6 +151,24 @@ def test_through_a_jump_host(world: World, bastion: Guest) -> None:
     with Connection(Target(**{**vars(world.target), "proxy_jump": f"root@{bastion.address}"})) as connection:
         assert connection.ask("echo $SSH_CONNECTION").out.split()[0] == bastion.address
     assert world.wrong() == []
+
+
+@pytest.mark.slow
+def test_a_reboot_through_a_jump_host_by_a_user_with_a_sudo_password(world: World, bastion: Guest) -> None:
+    """Where a proxy keeps its channel open other tools wait for ever, or trip over what the password left behind."""
+    world.sh(
+        "id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat; echo 'pat:right horse' | chpasswd;"
+        "install -d -m 700 -o pat /home/pat/.ssh; install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/;"
+        "echo 'pat ALL=(ALL) ALL' >/etc/sudoers.d/pat"
+    )
+    world.undo("rm -f /etc/sudoers.d/pat")
+    way = {"proxy_jump": f"root@{bastion.address}", "user": "pat", "sudo_password": Secret("right horse")}
+    before = world.guest.boot_id()
+    with Connection(Target(**{**vars(world.target), **way})) as connection:
+        reboot(connection, limit=120, report=Reporter(Said()))
+        after = connection.ask("cat /proc/sys/kernel/random/boot_id; id -u").out.split()
+    assert after == [world.guest.boot_id(), "0"]
+    assert after[0] != before
 
 
 def test_a_jump_host_whose_key_is_not_pinned_is_not_trusted(world: World, bastion: Guest, tmp_path: Path) -> None:

@@ -100,4 +100,6 @@ def test_a_person_is_asked_once_for_all_hosts(guest: Guest, tmp_path: Path) -> N
     assert "right horse" not in said
     assert re.search(r"one .*two ", said.partition("sudo password")[2], re.DOTALL), said
     assert guest.run("ls /tmp/ran 2>/dev/null; true").stdout == ""
+    tried = guest.run("journalctl -q --no-pager | grep -cE 'authentication failure|incorrect password'; true").stdout
+    assert tried.strip() == "0"  # nobody tries without a password first
     guest.run("rm -f /etc/sudoers.d/pat")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runbooks import paths
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Verdict
 from runbooks.steps import ask
@@ -65,6 +66,21 @@ def test_a_file(host: Any, me: str, tmp_path: Path, name: str) -> None:
 def test_a_files_content_is_exact(host: Any, me: str, tmp_path: Path, content: str) -> None:
     host.converge(File(path=str(tmp_path / "x"), content=content, owner=me))
     assert (tmp_path / "x").read_bytes() == content.encode()
+
+
+def test_what_is_owed_behind_a_file_is_not_lost_by_a_failure(
+    host: Any, me: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ansible's lost handler: written, the restart failed, and the next run finds the file as it should be."""
+    monkeypatch.setattr(paths, "STATE", str(tmp_path / "state"))
+    done = tmp_path / "restarted"
+    step = File(path=str(tmp_path / "x"), content="one\n", owner=me, then=f"[ -e {tmp_path}/works ]\ntouch {done}")
+    change = host.plan(step)
+    assert host.sh(change.script, "-e").returncode != 0
+    assert ((tmp_path / "x").read_text(), done.exists()) == ("one\n", False)
+    (tmp_path / "works").touch()
+    assert [diff.line for diff in host.converge(step).diff] == ["written before, and not taken over yet"]
+    assert done.exists()
 
 
 def test_a_long_file_travels_beside_the_script(host: Any, me: str, tmp_path: Path) -> None:
