@@ -234,6 +234,8 @@ class FlashAttn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     required: bool = False
     index: PythonIndex = PythonIndex()
     build_needs: tuple[str, ...] = ("ninja", "packaging", "psutil", "setuptools", "wheel")
+    cache: str | None = None  # a folder of wheels, or ssh://USER@HOST/PATH: that of a host which built it
+    ssh_key: SecretRef | None = None  # opens that host
     max_jobs: int | None = None  # None: from the host's memory and cores
 
 

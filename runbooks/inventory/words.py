@@ -20,6 +20,7 @@ _PIP = r"[A-Za-z0-9][^\x00-\x1f\x7f]*"
 _LOGIN = r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _LINE = r"[^\x00-\x1f\x7f]*"
+_SSH = r"ssh://([A-Za-z_][\w.-]*@)?[A-Za-z0-9_\[][\w.:\[\]-]*(:\d+)?/\S+"
 _WORD = r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*"
 
 
@@ -83,10 +84,10 @@ TEXTS = (
     Text("flash_attn.version", r"[A-Za-z0-9][A-Za-z0-9.+!-]*", "a version such as 2.8.3"),
     Text("flash_attn.archs", r"\d+[a-z]?(;\d+[a-z]?)*", "architectures such as 120, separated by ;"),
     Text("flash_attn.build_needs.*", _PIP, "a pip requirement"),
+    Text("flash_attn.cache", rf"({_SSH}|/[^\x00-\x1f\x7f]*)", "an absolute path or ssh://USER@HOST/PATH"),
     Text(
         "models.*.source",
-        r"(hf:[\w.-]+/[\w.-]+|https?://\S+|/[^\x00-\x1f\x7f]*"
-        r"|ssh://([A-Za-z_][\w.-]*@)?[A-Za-z0-9_\[][\w.:\[\]-]*(:\d+)?/\S+)",
+        rf"(hf:[\w.-]+/[\w.-]+|https?://\S+|/[^\x00-\x1f\x7f]*|{_SSH})",
         "hf:OWNER/NAME, an http(s) folder, ssh://USER@HOST/PATH or an absolute path",
     ),
     Text("models.*.path", r"/[^\x00-\x1f\x7f]*", "an absolute path"),

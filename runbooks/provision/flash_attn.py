@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 from runbooks import paths
 from runbooks.engine.facts import Facts
@@ -14,6 +16,7 @@ from runbooks.inventory.shape import Inventory, PythonIndex, Runtime
 from runbooks.provision.interpreter import interpreter
 from runbooks.steps import ask
 from runbooks.steps.build import BuiltOnce, is_there
+from runbooks.steps.downloads import NO_SSH, Ssh
 from runbooks.steps.explain import BUILD, PIP, explain
 from runbooks.steps.python import make_venv, pip
 
@@ -27,10 +30,10 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"[0-9]+", version))
 
 
-def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
+def stages(facts: Facts, inventory: Inventory, runtime: Runtime, ssh: Ssh = NO_SSH) -> list[Stage]:
     if not inventory.flash_attn.enabled:
         return []
-    step = Wheel(facts=facts, inventory=inventory, runtime=runtime)
+    step = Wheel(facts=facts, inventory=inventory, runtime=runtime, ssh=ssh)
     return [Stage("flash-attn", (step,), frozenset({"flash-attn"}), optional=not inventory.flash_attn.required)]
 
 
@@ -104,6 +107,7 @@ class Wheel:
     facts: Facts
     inventory: Inventory
     runtime: Runtime
+    ssh: Ssh = NO_SSH  # to the cache
 
     @property
     def id(self) -> str:
@@ -150,9 +154,9 @@ class Wheel:
                 next=f"to try again: rm -r {self.folder}, then invoke provision --tags flash-attn,runtime",
                 page="flash-attn-build",
             )
-        if is_there(answers[self.mark]) and not answers[self._file].get("out"):
-            return self._build().build("again: its file is gone")
-        return self._build().plan(answers)
+        is_lost = is_there(answers[self.mark]) and not answers[self._file].get("out")
+        change = self._build().build("again: its file is gone") if is_lost else self._build().plan(answers)
+        return change and replace(change, uploads=self.ssh.uploads() if self._is_remote else {})
 
     def _build(self) -> BuiltOnce:
         jobs = self.inventory.flash_attn.max_jobs or max_jobs(self.facts.cores, self.facts.memory_bytes)
@@ -165,8 +169,26 @@ class Wheel:
             page="flash-attn-build",
         )
 
+    @property
+    def _is_remote(self) -> bool:
+        return (self.inventory.flash_attn.cache or "").startswith("ssh:")
+
+    def _from_cache(self) -> str:
+        """Shell text that succeeds where the cache has this very wheel, and it lies in `$FOLDER` then."""
+        if self.inventory.flash_attn.cache is None:
+            return "false"
+        place = f"{self.inventory.flash_attn.cache.rstrip('/')}/{posixpath.basename(self.folder)}"
+        if not self._is_remote:
+            return f'[ -e {quote(place)}/built ] && cp -- {quote(place)}/*.whl {quote(place)}/sums "$FOLDER"'
+        url = urlsplit(place)
+        port = f"-p {url.port} " if url.port else ""
+        login = f"{url.username}@{url.hostname}" if url.username else str(url.hostname)
+        remote = f"cd -- {quote(url.path)} && [ -e built ] && exec tar -c -- *.whl sums"
+        return f'$FETCH_SSH {port}-- {quote(login)} {quote(remote)} | tar -x -C "$FOLDER"'
+
     def _recipe(self, jobs: int) -> str:
-        """In an environment of its own with the runtime's torch: the runtime itself is never changed for a build.
+        """From the cache, where it was tried already; or compiled in an environment of its own with the runtime's
+        torch: the runtime itself is never changed for a build.
 
         No build isolation, so the build sees that torch; `-v`, so that ninja's `[37/73]` reaches the log.
         """
@@ -178,6 +200,10 @@ class Wheel:
         wheel = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "-v", "--wheel-dir"]
         return f"""\
 echo unfinished >"$FOLDER/failed"
+{self.ssh.shell() if self._is_remote else ""}\
+if {self._from_cache()} && (cd -- "$FOLDER" && sha256sum -c --quiet sums); then echo 'taken from flash_attn.cache'
+else
+rm -f -- "$FOLDER"/*.whl
 trap {quote(_FAILED)} EXIT
 {make_venv(venv, interpreter(self.facts, self.runtime))}
 {pip(venv, "install", needs, index, proxy=proxy)}
@@ -187,8 +213,11 @@ export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
 {pip(venv, "wheel", wheel, index, proxy=proxy)} "$FOLDER" {quote(f"flash-attn=={flash.version}")}
 {pip(venv, "install", ["--no-deps", "--no-index"], PythonIndex())} "$FOLDER"/*.whl
 {venv}/bin/python -c {quote(_CALL)}
+(cd -- "$FOLDER" && sha256sum -- *.whl >sums)
 trap - EXIT
-rm -rf -- {venv} "$FOLDER/failed\""""
+rm -rf -- {venv}
+fi
+rm -f -- "$FOLDER/failed\""""
 
 
 def _side_by_side(jobs: int) -> str:

@@ -11,29 +11,19 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import Answers, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.memory import arguments, plan, would_fit
 from runbooks.inventory.shape import Inventory, Model
-from runbooks.steps.downloads import Download
+from runbooks.steps.downloads import Download, Ssh
 from runbooks.steps.packages import Packages
 
 
-@dataclass(frozen=True)
-class Access:
-    """What opens a source, each read when it is needed: a hub's token, a key for another host, the hosts trusted."""
-
-    token: Callable[[], Secret] | None = None
-    ssh_key: Callable[[], Secret] | None = None
-    known_hosts: Callable[[], bytes] | None = None
-
-
-def stages(inventory: Inventory, model: Model, access: Access) -> list[Stage]:
+def stages(inventory: Inventory, model: Model, token: Callable[[], Secret] | None, ssh: Ssh) -> list[Stage]:
     """Room for it first, then every file by size and digest; once whole, a later run costs one stat."""
     download = Download(
         source=model.source,
         revision=model.revision or "main",
         path=model.path,
         size=model.size_gb * 1e9,
-        token=access.token,
-        ssh_key=access.ssh_key,
-        known_hosts=access.known_hosts if model.source.startswith("ssh:") else None,
+        token=token,
+        ssh=ssh,
         proxy=inventory.proxy,
         endpoint=model.endpoint,
     )

@@ -12,6 +12,7 @@ from runbooks.engine.step import Stage
 from runbooks.inventory import Loaded
 from runbooks.inventory.shape import SecretRef
 from runbooks.provision import base, below, driver, flash_attn, model, runtime
+from runbooks.steps.downloads import Ssh
 
 TAGS = (*below.TAGS, "base", "driver", "cuda", "flash-attn", "runtime", "model")
 
@@ -26,16 +27,18 @@ def stages(
     inventory = loaded.inventory
     pinned, weights = loaded.runtime_for(host), loaded.model_for(host)
     read = secret or loaded.secret
-    access = model.Access(
-        token=partial(read, weights.token) if weights.token is not None else None,
-        ssh_key=partial(read, weights.ssh_key) if weights.ssh_key is not None else None,
-        known_hosts=(loaded.folder / paths.expand(inventory.known_hosts)).read_bytes,
-    )
+
+    def later(ref: SecretRef | None) -> Callable[[], Secret] | None:
+        return partial(read, ref) if ref is not None else None
+
+    def ssh(key: SecretRef | None) -> Ssh:
+        return Ssh(key=later(key), known_hosts=(loaded.folder / paths.expand(inventory.known_hosts)).read_bytes)
+
     return [
         *base.stages(facts, inventory, pinned),
         *driver.stages(facts, inventory),
         *driver.cuda_stages(inventory),
-        *flash_attn.stages(facts, inventory, pinned),
+        *flash_attn.stages(facts, inventory, pinned, ssh(inventory.flash_attn.ssh_key)),
         *runtime.stages(facts, inventory, pinned),
-        *model.stages(inventory, weights, access),
+        *model.stages(inventory, weights, later(weights.token), ssh(weights.ssh_key)),
     ]

@@ -13,7 +13,29 @@ from runbooks.steps.checks import free_space, human, read_free_space
 FETCH = "runbooks.steps.fetch"
 DAYS = 2 * 24 * 3600.0  # seconds; 441 GB at 20 MB/s take six hours
 
-SSH_OPTIONS = "-o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """The way from one host to another: a key of its own, and the host keys that are trusted; both read when needed."""
+
+    key: Callable[[], Secret] | None = None
+    known_hosts: Callable[[], bytes] | None = None
+
+    def shell(self) -> str:
+        """Text that sets FETCH_SSH, for a job with these uploads. ssh reads no key whose last line has no end."""
+        key = "-i $UPLOADS/ssh-key -o IdentitiesOnly=yes" if self.key is not None else ""
+        trusted = "-o UserKnownHostsFile=$UPLOADS/known_hosts" if self.known_hosts is not None else ""
+        options = "-o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"
+        end = 'echo >>"$UPLOADS/ssh-key"\n' if self.key is not None else ""
+        return f'{end}export FETCH_SSH="ssh {key} {trusted} {options}"\n'
+
+    def uploads(self) -> dict[str, Secret | bytes]:
+        parts = {"ssh-key": self.key, "known_hosts": self.known_hosts}
+        return {name: read() for name, read in parts.items() if read is not None}
+
+
+NO_SSH = Ssh()
+"""root's own keys on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +52,7 @@ class Download:
     token: Callable[[], Secret] | None = None  # read when something must come, not before
     proxy: str | None = None
     endpoint: str | None = None  # a mirror of the hub
-    ssh_key: Callable[[], Secret] | None = None  # of a source on another host, and the host keys that are trusted
-    known_hosts: Callable[[], bytes] | None = None
+    ssh: Ssh = NO_SSH  # to a source on another host
 
     @property
     def id(self) -> str:
@@ -86,15 +107,13 @@ python3 "$UPLOADS/fetch.pyz" --source {quote(self.source)} --revision {quote(sel
             lines.append(f"export http_proxy={quote(self.proxy)} https_proxy={quote(self.proxy)}")
         if self.endpoint:
             lines.append(f"export HF_ENDPOINT={quote(self.endpoint)}")
-        if self.ssh_key is not None:
-            lines.append('echo >>"$UPLOADS/ssh-key"')  # ssh reads no key whose last line has no end
-        if self.source.startswith("ssh:"):
-            key = "-i $UPLOADS/ssh-key -o IdentitiesOnly=yes" if self.ssh_key is not None else ""
-            trusted = "-o UserKnownHostsFile=$UPLOADS/known_hosts" if self.known_hosts is not None else ""
-            lines.append(f'export FETCH_SSH="ssh {key} {trusted} {SSH_OPTIONS}"')
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{line}\n" for line in lines) + (self.ssh.shell() if self._is_remote else "")
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.source.startswith("ssh:")
 
     def _uploads(self) -> Mapping[str, Secret | bytes]:
         fetch: dict[str, Secret | bytes] = {"fetch.pyz": build_zipapp(FETCH, "main:main")}
-        secrets = {"token": self.token, "ssh-key": self.ssh_key, "known_hosts": self.known_hosts}
-        return fetch | {name: read() for name, read in secrets.items() if read is not None}
+        token = {"token": self.token()} if self.token is not None else {}
+        return fetch | token | (self.ssh.uploads() if self._is_remote else {})

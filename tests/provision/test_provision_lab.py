@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from lab.guest import Guest
@@ -120,6 +123,23 @@ def test_a_module_that_was_deleted_is_built_again(provision: Provision) -> None:
     run = provision.steps(step)
     assert (run.errors, run.result.changed) == ([], 1)
     assert provision.guest.run(find).stdout.strip() == module
+
+
+def test_a_second_host_takes_the_wheel_of_the_first(provision: Provision, tmp_path: Path) -> None:
+    """Over real SSH; the guest plays both hosts, so its wheel is moved to where the other's would be."""
+    guest, other = provision.guest, "/srv/other-host/wheels"
+    guest.run(f"mkdir -p {other} && mv /var/lib/runbooks/wheels/* {other}")
+    shutil.copy(guest.keys / "id_ed25519", tmp_path / "key")
+    cache = f"  cache: ssh://root@{guest.address}{other}\n  ssh_key: {{file: key}}\n"
+    inventory = tmp_path / "inventory.yaml"
+    text = provision.lab.inventory.read_text()
+    inventory.write_text(text.replace("flash_attn:\n", f"flash_attn:\n{cache}", 1))
+    run = Provision(provision.lab, guest, inventory)()
+    assert (run.errors, run.said.steps("changed")) == ([], ["flash-attn 2.8.3.post2 wheel"])
+    said = [event.text for event in run.said.events if event.kind == "output"]
+    assert any("taken from flash_attn.cache" in line for line in said)
+    assert not any("nvcc" in line for line in said)
+    assert provision().result.changed == 0
 
 
 def test_a_flash_attn_that_does_not_compile_is_a_warning(provision: Provision) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Change
-from runbooks.steps.downloads import FETCH, Download
+from runbooks.steps.downloads import FETCH, Download, Ssh
 
 FILES = {"config.json": b"{}\n", "sub folder/it's.json": b"[1]", "model.safetensors.index.json": b'{"weight_map": {}}'}
 
@@ -87,8 +87,7 @@ def test_the_key_is_an_upload_and_the_host_has_to_be_known() -> None:
         source="ssh://ops@glm5-a/srv/m",
         path="/srv/m",
         size=1,
-        ssh_key=lambda: Secret("s3ntinel"),
-        known_hosts=lambda: b"glm5-a ssh-ed25519 AAAA\n",
+        ssh=Ssh(key=lambda: Secret("s3ntinel"), known_hosts=lambda: b"glm5-a ssh-ed25519 AAAA\n"),
     )
     looked, free = step.questions()
     change = step.plan({looked: {}, free: {"out": "/d 1 1 999 1% /"}})
