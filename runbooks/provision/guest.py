@@ -9,6 +9,7 @@ from runbooks import paths
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Answers, Question, Stage, Step, Verdict, quote, shell
 from runbooks.inventory.shape import Gpus, Node
+from runbooks.provision.base import CloudInitDone
 from runbooks.provision.granted import Peers
 from runbooks.proxmox import guestlog
 from runbooks.steps.files import File
@@ -25,7 +26,8 @@ def stages(facts: Facts, node: Node, gpus: Gpus, topology: str | None, peers: Pe
     looked: list[Step] = [CardsHaveRoom(gpus=gpus)]
     if not facts.is_container:  # a container sees its machine's PCI bus
         looked.append(CardsPresent(node=node, gpus=gpus))
-    agent: list[Step] = [Packages(names=("qemu-guest-agent",))]
+    # `--tags vm` alone meets a VM whose cloud-init is at apt itself
+    agent: list[Step] = [CloudInitDone(), Packages(names=("qemu-guest-agent",))]
     if not facts.is_container:
         agent.append(Unit(name="qemu-guest-agent.service", active=True))
     if topology is not None:
