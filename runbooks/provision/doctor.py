@@ -23,7 +23,7 @@ from runbooks.provision.run import build
 from runbooks.provision.stages import TAGS
 from runbooks.proxmox import rights
 from runbooks.proxmox.client import Client
-from runbooks.proxmox.config import Version, start_seconds
+from runbooks.proxmox.config import start_seconds
 from runbooks.proxmox.preflight import Check, checks
 from runbooks.proxmox.seen import Seen, look
 from runbooks.session import Session
@@ -177,7 +177,7 @@ def _rights(client: Client, seen: Seen, vm: Vm, name: str) -> Check:
     needed = rights.needed(vm, name, seen.version, mapping_is_new=seen.mapping is None)
     lacking = rights.missing(needed, client.get("/access/permissions"))
     detail = ", ".join(f"{right.privilege} on {right.path}" for right in lacking) or "all that the plan needs"
-    return Check("privileges", not lacking, detail, rights.role(Version(seen.version.major, 0)), "proxmox-api")
+    return Check("privileges", not lacking, detail, rights.role(seen.version, client.login.user), "proxmox-api")
 
 
 def _shell(session: Session, vm: Vm, node: Node, *, running: bool) -> list[Check]:

@@ -172,7 +172,7 @@ def _refuse_rights(wanted: Wanted, seen: Seen) -> None:
         raise CheckFailed(
             f"{wanted.node.user} may not do all that this VM needs",
             details=[f"{right.privilege} on {right.path}: {right.why}" for right in lacking],
-            next=f"on the node: {rights.role(seen.version)}",
+            next=f"on the node: {rights.role(seen.version, wanted.node.user)}",
             page="proxmox-api",
         )
 

@@ -72,6 +72,8 @@ EVERY: Mapping[bool, tuple[str, ...]] = {False: (*_VM, *_AGENT_8, *_REST), True:
 """Everything that is ever needed: a role's text, before 9 (False) and from 9 on (True)."""
 
 
-def role(version: Version) -> str:
-    """What to type on the node for a role that suffices."""
-    return f"pveum role add Runbooks -privs '{' '.join(EVERY[version.major >= 9])}'"
+def role(version: Version, user: str) -> str:
+    """What to type on the node for a role that suffices, given to `user`, which may be a token's whole id."""
+    who = f"--tokens '{user}'" if "!" in user else f"--users {user}"
+    privileges = " ".join(EVERY[version.major >= 9])
+    return f"pveum role add Runbooks --privs '{privileges}'; pveum acl modify / --roles Runbooks {who}"

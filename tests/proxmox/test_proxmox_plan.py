@@ -213,9 +213,19 @@ def test_privileges_are_checked_before_anything_is_made(make_wanted: MakeWanted)
 
 
 def test_the_role_is_the_majors() -> None:
-    assert "VM.Monitor" in rights.role(Version(8, 4))
-    assert "VM.GuestAgent" not in rights.role(Version(8, 4))
-    assert "VM.Monitor" not in rights.role(Version(9, 0))
+    assert "VM.Monitor" in rights.role(Version(8, 4), "a@pve")
+    assert "VM.GuestAgent" not in rights.role(Version(8, 4), "a@pve")
+    assert "VM.Monitor" not in rights.role(Version(9, 0), "a@pve")
+    assert rights.role(Version(9, 0), "a@pve").endswith("; pveum acl modify / --roles Runbooks --users a@pve")
+    assert rights.role(Version(9, 0), "a@pve!t").endswith(" --tokens 'a@pve!t'")
+
+
+def test_a_new_mapping_is_made_on_the_folder_above(make_wanted: MakeWanted) -> None:
+    vm = make_wanted(vlan=7).vm
+    paths = {right.privilege: right.path for right in rights.needed(vm, "pve", Version(9, 0), mapping_is_new=True)}
+    assert paths["Mapping.Modify"] == "/mapping/pci"
+    assert paths["Mapping.Use"] == "/mapping/pci/rtxpro6000"
+    assert paths["SDN.Use"] == "/sdn/zones/localnetwork/vmbr0/7"
 
 
 def test_a_privilege_that_is_not_inherited_does_not_count() -> None:
