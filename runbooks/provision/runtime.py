@@ -21,7 +21,8 @@ from runbooks.steps.python import env_lines, import_check, make_venv, pip
 def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     """Built once under its hash and never changed: a rollback brings back the software, not only the flags."""
     built, tags = Built(facts=facts, inventory=inventory, runtime=runtime), frozenset({"runtime"})
-    return [Stage("runtime", (built, FlagsAgree(built=built)), tags)]
+    deep_gemm = [DeepGemm(built=built)] if any(word.startswith("sgl-deep-gemm") for word in runtime.packages) else []
+    return [Stage("runtime", (built, FlagsAgree(built=built), *deep_gemm), tags)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,7 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
             _checked(venv, runtime),
             import_check(venv, modules),
             _flags_compared(venv, runtime.sglang),
+            _deep_gemm_tried(venv),
             f'mkdir -- "$FOLDER/cache"\nchown {quote(user)}: "$FOLDER/cache"',
             f'printf %s {quote(self._why(with_wheel=with_wheel))} >"$FOLDER/why.txt"',
             f'printf %s {quote(env_lines(runtime.env))} >"$FOLDER/env"',
@@ -201,6 +203,46 @@ def _flags_compared(venv: str, version: str) -> str:
 {venv}/bin/python -c {quote(_OPTIONS)} {quote(ours)} >"$FOLDER/flags.txt" 2>"$FOLDER/flags.err" ||
   {{ echo 'its parser cannot be asked:'; tail -n 1 "$FOLDER/flags.err"; }} >"$FOLDER/flags.txt"
 sed 's/^/flags: /' "$FOLDER/flags.txt" | head -n 20"""
+
+
+def _deep_gemm_tried(venv: str) -> str:
+    """Its import decides at the start whether SGLang calls it, and fails on a card that it was not built for."""
+    code = "import deep_gemm; print(getattr(deep_gemm, '__version__', 'loads'))"
+    return f"""\
+if grep -qi '^sgl-deep-gemm==' "$FOLDER/versions.txt"; then
+  {venv}/bin/python -c {quote(code)} 2>&1 | tail -n 1 | cut -c 1-200 >"$FOLDER/deep_gemm.txt"
+fi"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepGemm:
+    """DeepGEMM was imported, or the runtime's environment keeps SGLang from it: half of it ends in a NameError."""
+
+    built: Built
+    id: str = "DeepGEMM"
+
+    def questions(self) -> tuple[Question, ...]:
+        return tuple(ask.path(f"{folder}/deep_gemm.txt", wanted="*") for folder in self.built.folders)
+
+    def plan(self, answers: Answers) -> Verdict:
+        texts = [str(answers[question].get("text") or "").strip() for question in self.questions()]
+        said = next(filter(None, texts), "")
+        if not said:
+            return Verdict(ok=True, line="not tried: this runtime was built before it was")
+        if "Error" not in said:
+            return Verdict(ok=True, line=f"loads ({said})")
+        if self.built.runtime.env.get(_SWITCH) == "0":
+            return Verdict(ok=True, line=f"does not load, and {_SWITCH}=0 keeps SGLang from it")
+        return Verdict(
+            ok=False,
+            line="DeepGEMM does not load, and SGLang would call it all the same",
+            details=(said,),
+            next=f"{_SWITCH}: '0' in `env` of the runtime, or a set whose DeepGEMM knows the card",
+            page="deploy-failed",
+        )
+
+
+_SWITCH = "SGLANG_ENABLE_JIT_DEEPGEMM"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,3 +142,24 @@ def test_a_python_from_a_mirror(loaded: Loaded, tmp_path: Path) -> None:
     step, found = built(loaded, python_archive=spec)
     assert f"{place}/python/bin/python3 -m venv" in step.plan(answers(step, "", mark=False)).script
     assert "python of the runtime" in found
+
+
+NO_DEEP_GEMM = "AttributeError: 'ImportError' object has no attribute 'get_num_sms'"
+
+
+@pytest.mark.parametrize(
+    ("said", "env", "ok", "line"),
+    [
+        ("", {}, True, "not tried"),
+        ("0.2.3\n", {}, True, "loads (0.2.3)"),
+        (NO_DEEP_GEMM, {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}, True, "keeps SGLang from it"),
+        (NO_DEEP_GEMM, {}, False, "SGLang would call it all the same"),
+    ],
+)
+def test_deep_gemm_loads_or_is_switched_off(
+    loaded: Loaded, said: str, env: dict[str, str], ok: bool, line: str
+) -> None:
+    _, found = built(loaded, env=env)
+    step = found["DeepGEMM"]
+    verdict = step.plan({question: {"text": said} for question in step.questions()})
+    assert (verdict.ok, line in verdict.line) == (ok, True)
