@@ -124,8 +124,8 @@ def describe(holder: str) -> str:
     found = _parsed(holder)
     try:
         age = span(time.time() - float(str(found["since"])))
-        dead = "dead: the next run takes it over; " if _is_dead(found) else ""
-        return f"held by {found['who']} (pid {found['pid']}) for {age}: {dead}{found['what']}"
+        dead = ", dead: the next run takes it over" if _is_dead(found) else ""
+        return f"held by {found['who']} (pid {found['pid']}{dead}) for {age}: {found['what']}"
     except (ValueError, KeyError):
         return "held by a run that is just starting"
 

@@ -65,7 +65,7 @@ def test_a_dead_holder_is_called_dead() -> None:
     alive = lock.describe(json.dumps({**holder, "pid": os.getpid()}))
     assert alive == f"held by ann@desk (pid {os.getpid()}) for 10 min: provision"
     dead = lock.describe(json.dumps({**holder, "pid": gone.pid}))
-    assert dead == f"held by ann@desk (pid {gone.pid}) for 10 min: dead: the next run takes it over; provision"
+    assert dead == f"held by ann@desk (pid {gone.pid}, dead: the next run takes it over) for 10 min: provision"
     elsewhere = lock.describe(json.dumps({**holder, "pid": gone.pid, "place": "elsewhere 1"}))
     assert "dead" not in elsewhere
 
