@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from runbooks.provision.base import ClockSynchronised
 from runbooks.provision.cards import FIELDS, CardState, Peers, Xids, read_peers
 from runbooks.provision.driver import pin
 from runbooks.provision.interpreter import interpreter, packages
+from runbooks.steps.checks import SMI_FIELDS
+from runbooks.steps.checks import Gpus as GpusThere
 from runbooks.steps.nvidia import CudaKnows, ModulesBuilt, OneOrigin, SecureBoot
 from runbooks.steps.packages import Absent, AptMirror, OneSource
 from tests.provision.test_provision_stages import DEBIAN, UBUNTU, every_step
@@ -178,6 +181,24 @@ def test_a_mirror_is_asked_in_place_of_the_official_servers(tmp_path: Path) -> N
     assert isinstance(change, Change)
     subprocess.run(["sh", "-ec", change.script], check=True)
     assert sources.read_text() == "deb https://mirror.example/ubuntu noble main\n" + other
+
+
+def real_cards(*fields: str) -> str:
+    """These fields of a real H200, as `--format=csv,noheader,nounits` has them."""
+    header, *rows = csv.reader((DATA / "smi-query.csv").read_text().splitlines(), skipinitialspace=True)
+    names = [name.partition(" [")[0] for name in header]
+    lines = [[row[names.index(field)].removesuffix(" W").removesuffix(" MiB") for field in fields] for row in rows]
+    return "\n".join(", ".join(line) for line in lines)
+
+
+def test_the_cards_of_a_real_driver() -> None:
+    h200 = Gpus(count=1, name="NVIDIA H200", memory_mib=143771, arch="9.0")
+    state = planned(CardState(wanted=h200), real_cards(*FIELDS))
+    assert isinstance(state, Verdict)
+    assert (state.ok, state.line) == (True, "MIG off, ECC enabled, no memory errors, persistence on")
+    cards = planned(GpusThere(wanted=h200, driver="580.159.04"), real_cards(*SMI_FIELDS))
+    assert isinstance(cards, Verdict)
+    assert (cards.ok, cards.line) == (True, "1 x NVIDIA H200, driver 580.159.04")
 
 
 def test_the_matrix_of_a_real_driver() -> None:
