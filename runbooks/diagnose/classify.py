@@ -14,7 +14,9 @@ from runbooks.diagnose.signatures import HARMLESS, SIGNATURES
 _PREFIX = re.compile(
     r"^\w{3} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^:\[]+(?:\[\d+\])?: "  # short
     r"|^\d{4}-\d\d-\d\dT[\d:.+\-Z]+ \S+ [^:\[]+(?:\[\d+\])?: "  # short-iso
-    r"|^\[[\d\- :.]+(?: TP\d+)?\] "  # SGLang's own stamp, and dmesg's
+    r"|^\[[\d\- :.]+(?: (?:DP|TP|EP|PP)\d+)*\] "  # SGLang's own stamp, and dmesg's
+    r"|^[\w.-]+ +\| |^\d{4}-\d\d-\d\dT[\d:.]+Z (?:std(?:out|err) F )?"  # a container's
+    r"|^\(\w+ pid=\d+\) (?:[A-Z]+ [\d\- :]+ \[[\w.:]+\] )?"  # a worker's of vLLM or Ray
 )
 _ATTEMPT = re.compile(r"systemd\[\d+\]: (?:Starting|Started) |: Starting sglang|^Starting sglang", re.MULTILINE)
 _HARMLESS = re.compile("|".join(HARMLESS))
@@ -27,6 +29,7 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 LONGEST = 240  # characters of a line that are looked at for display
+LAYERS = 4
 MOST = 5  # causes that are told
 
 
@@ -103,7 +106,17 @@ def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
 def _lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
         if line.strip() and not _HARMLESS.search(line):
-            yield _PREFIX.sub("", _PREFIX.sub("", line)).strip()[:4000]
+            yield _bare(line).strip()[:4000]
+
+
+def _bare(line: str) -> str:
+    """Without what journals, containers and loggers put before a line; they do it in layers."""
+    for _ in range(LAYERS):
+        shorter = _PREFIX.sub("", line, count=1)
+        if shorter == line:
+            break
+        line = shorter
+    return line
 
 
 def _cause(hit: _Hit, journal: str) -> Cause:

@@ -158,7 +158,8 @@ def together() -> tuple[Signature, ...]:
             "nccl",
             r"nccl(?:System|Internal|Unhandled|Remote|InvalidUsage)\w*|NCCL error|NCCL WARN"
             r"|ProcessGroupNCCL.*(?:timeout|timed out)|Watchdog caught collective operation timeout"
-            r"|collective operation.*timed? ?out|DistBackendError|watchdog got stuck|DistStoreError|gloo/transport",
+            r"|collective operation.*timed? ?out|DistBackendError|watchdog got stuck|DistStoreError|gloo/transport"
+            r"|gloo::\w+",
             "the GPUs cannot talk to each other",
             "NCCL_DEBUG=INFO in the profile's environment shows where; peer-to-peer in a VM is the first suspect",
             "server-down",
@@ -195,6 +196,17 @@ def together() -> tuple[Signature, ...]:
             "start-slow",
             "club-3090 #873; nccl #1999, #2079; vllm #51513; rtx6kpro #15, #21",
             rank=6,
+            last=True,
+        ),
+        Signature(
+            "hangs-in-capture",
+            r"Registering \d+ cuda graph addresses|Capture cuda graph b(?:egin|s\b)|Capturing batches",
+            "the last that it said is the capture of CUDA graphs: minutes are ordinary, more than ten are a hang",
+            "wait ten minutes; then fewer sizes (cuda_graph_max_bs_decode), and disable_custom_all_reduce in the "
+            "profile",
+            "start-slow",
+            "sglang #29580, PR #11275",
+            rank=7,
             last=True,
         ),
         Signature(

@@ -109,7 +109,8 @@ def memory() -> tuple[Signature, ...]:
         Signature(
             "graph-capture",
             r"Capture .{0,20}cuda graph failed|operation not permitted when stream is capturing"
-            r"|cudaErrorStreamCapture\w*|graph capture (?:failed|failure|error)",
+            r"|cudaErrorStreamCapture\w*|graph capture (?:failed|failure|error)|previous error during capture"
+            r"|CUDA graph CaptureStatus|uncaptured work in another",
             "capturing the CUDA graphs failed",
             "lower cuda_graph_max_bs_decode in the profile (256 and less on 96 GB), or another graph backend",
             "deploy-failed",

@@ -23,7 +23,13 @@ JOURNALS = {
     "no-model-059.txt": ("weights-unreadable", "model-download"),
 }
 
-CONDITIONAL = {"nan-speculative", "nan-fp4-gemm", "nan-sparse-kernel", "prefix-lost"}  # test_diagnose_elsewhere.py
+CONDITIONAL = {
+    "hangs-in-capture",
+    "nan-speculative",
+    "nan-fp4-gemm",
+    "nan-sparse-kernel",
+    "prefix-lost",
+}  # test_diagnose_elsewhere.py
 SIGQUIT = "Received sigquit from a child process. It usually means the child failed."
 KILLED = "sglang.service: Main process exited, code=killed, status=9/KILL"
 
