@@ -111,6 +111,12 @@ def _packed_cache(s: Setting) -> bool:
     return s.blackwell_workstation and not s.before("0.5.17") and dense and fp8 and s.dsa != ("trtllm", "trtllm")
 
 
+def _replaced_pair(s: Setting) -> bool:
+    fp8 = s.get("kv_cache_dtype") in (None, "auto", "fp8_e4m3")
+    this = not s.before("0.5.10") and s.before("0.5.11")
+    return this and s.blackwell_workstation and s.sparse and fp8 and bool(set(s.dsa) - {"trtllm"})
+
+
 def _quantization(s: Setting) -> bool:
     """The bits of a stored weight tell what the checkpoint is, whatever its folder is called."""
     chosen = s.get("quantization")
@@ -219,6 +225,13 @@ RULES: tuple[Rule, ...] = (
         "dsa_prefill_backend and dsa_decode_backend choose kernels only under attention_backend: dsa",
         "https://github.com/sgl-project/sglang/pull/25821",
         "attention_backend: dsa, or take the two away (null)",
+    ),
+    Rule(
+        "DSA pair that 0.5.10 replaces",
+        _replaced_pair,
+        "with FP8 KV 0.5.10 puts trtllm in the place of the DSA pair that was asked for; 0.5.11 keeps it",
+        "sglang 0.5.10 server_args.py: _set_default_nsa_backends",
+        "another version, kv_cache_dtype: bf16, or the pair at trtllm",
     ),
     Rule(
         "packed FP8 cache under dense attention",

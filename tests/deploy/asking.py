@@ -17,6 +17,7 @@ class Client:
     def __init__(self, url: str, key: str | None = None, *, threads: int = 4) -> None:
         self.url, self.key = url, key
         self.ends, self.went_wrong = Counter[str](), list[str]()
+        self._sent: list[tuple[float, bool]] = []
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(number % 2 == 0,)) for number in range(threads)]
 
@@ -31,12 +32,17 @@ class Client:
             thread.join(60)
 
     def all_good_from_now(self, count: int = 3, seconds: float = 30) -> bool:
-        """Whether so many more requests are answered, and none fails meanwhile."""
-        good, failed = self.ends["good"], self.ends["failed"]
-        until = time.monotonic() + seconds
-        while self.ends["good"] < good + count and self.ends["failed"] == failed and time.monotonic() < until:
+        """Whether so many requests that are sent from now on are answered, and none of them fails."""
+        began = until = time.monotonic()
+        until += seconds
+        while time.monotonic() < until:
+            since = [good for sent, good in list(self._sent) if sent >= began]
+            if not all(since):
+                return False
+            if len(since) >= count:
+                return True
             time.sleep(0.05)
-        return self.ends["failed"] == failed and self.ends["good"] >= good + count
+        return False
 
     def _ask(self, streamed: bool) -> None:
         while not self._stop.is_set():
@@ -48,10 +54,12 @@ class Client:
                 "chat_template_kwargs": {"enable_thinking": False},
                 "messages": [{"role": "user", "content": "What is 2+2?"}],
             }
+            sent = time.monotonic()
             said = ask(self.url, body, self.key)
-            good = "[DONE]" in said[1] if streamed else "equals 4" in said[1]
-            self.ends["good" if said[0] == 200 and good else "failed"] += 1
-            if said[0] != 200 or not good:
+            good = said[0] == 200 and ("[DONE]" in said[1] if streamed else "equals 4" in said[1])
+            self._sent.append((sent, good))
+            self.ends["good" if good else "failed"] += 1
+            if not good:
                 self.went_wrong.append(f"{time.time():.1f} {said[0]} {said[1][-200:]}")
             self._stop.wait(0.1)
 

@@ -96,6 +96,8 @@ def provisioned(lab: Lab, guest: Guest, *, budget: int = 20) -> Iterator[Site]:
         "args": {"mem_fraction_static": 0.85},
     }
     inventory["profiles"]["bad"] = {"extends": "final", "why": "the lab's server fails under it", "args": BAD}
+    busy = {"max_running_requests": 96, "cuda_graph_max_bs_decode": 96}
+    inventory["profiles"]["bad-busy"] = {"extends": "bad", "why": "and lets more than 64 run at once", "args": busy}
     inventory["profiles"]["lies"] = {
         "extends": "final",
         "why": "expects another dtype",

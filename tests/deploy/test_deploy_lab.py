@@ -102,10 +102,10 @@ def test_a_broken_one_leaves_the_old_one_serving(site: Site, profile: str, knobs
 
 
 def test_what_only_the_full_canary_finds_brings_the_old_one_back(site: Site) -> None:
-    """NaN above 32 streams: the quick battery's burst of 8 passes, and the release was promoted before."""
-    site.knobs(fail="nan_busy", **ONLY_BAD)
+    """NaN above 68 streams: the gate's burst of 64 passes, and the release was promoted before."""
+    site.knobs(fail="nan_busy", detail=68, **ONLY_BAD)
     with pytest.raises(RunbookError, match="the full canary says nan") as failed:
-        site.deploy("bad", full=True)
+        site.deploy("bad-busy", full=True)
     assert "release 2 (profile final) serves again" in str(failed.value)
     assert (site.current, site.completion()) == ("2", "200")
 

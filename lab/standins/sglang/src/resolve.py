@@ -161,6 +161,8 @@ def _attention(args: dict[str, Any], lines: list[str]) -> None:
     if kv not in KV_BYTES:
         raise Refused("AssertionError: DeepSeek DSA only supports bf16/bfloat16 or fp8_e4m3 kv_cache_dtype")
     chosen = _defaults(kv)
+    if kv == "fp8_e4m3" and release.at_least("0.5.10") and not release.at_least("0.5.11"):
+        prefill = decode = None  # whatever was asked for: _set_default_nsa_backends of 0.5.10
     args["dsa_prefill_backend"], args["dsa_decode_backend"] = prefill or chosen[0], decode or chosen[1]
     if kv == "fp8_e4m3" and release.at_least("0.5.17"):
         # These releases print the default even where the command line says otherwise; what runs is what was asked for.
