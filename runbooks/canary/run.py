@@ -133,10 +133,15 @@ def run_canary(
     return reader.result()
 
 
+def beside(server: Server) -> str:
+    """Where the server is found from its own machine, as HOST:PORT."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
+
+
 def probe_words(artefact: str, server: Server, model: Model, battery: str) -> list[str]:
     """The command line of the probe for this server and model."""
-    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
-    words = ["python3", artefact, "--url", f"http://{host}:{server.port}", "--model", model.served_name]
+    words = ["python3", artefact, "--url", f"http://{beside(server)}", "--model", model.served_name]
     words += ["--battery", battery, "--unit", paths.UNIT_NAME, "--answers", ANSWERS]
     return words if model.shape.active_params >= KNOWS_FROM else [*words, "--no-knowledge"]
 

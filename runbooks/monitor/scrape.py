@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from runbooks.canary.run import beside
 from runbooks.inventory.shape import Inventory
 
 RULES = "/etc/prometheus/glm5-rules.yaml"
@@ -16,8 +17,7 @@ EVERY = "15s"
 
 def on_host(inventory: Inventory, host: str) -> dict[str, Any]:
     """For a Prometheus on the host itself: everything on loopback, so no port has to be opened."""
-    server = f"127.0.0.1:{inventory.server.port}"
-    jobs = [("prometheus", PROMETHEUS), ("node", NODE), ("sglang", server)]
+    jobs = [("prometheus", PROMETHEUS), ("node", NODE), ("sglang", beside(inventory.server))]
     if inventory.monitoring.dcgm is not None:
         jobs.append(("dcgm", inventory.monitoring.dcgm))
     return _config(inventory, [_job(name, [(at, host)]) for name, at in jobs] + _gateways(inventory, host))

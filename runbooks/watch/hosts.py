@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbooks import paths
 from runbooks.canary.install import STATE
+from runbooks.canary.run import beside
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.step import quote
@@ -18,6 +19,7 @@ from runbooks.watch.screen import Row, draw, plain_lines
 
 if TYPE_CHECKING:
     from runbooks.engine.transport import Connection
+    from runbooks.inventory.shape import Server
     from runbooks.session import Session
 
 DEADLINE = 15.0  # seconds for one look
@@ -59,9 +61,9 @@ def watch_hosts(session: Session, *, every: float, times: int, live: bool) -> in
     return int(any(host.error for host in hosts))
 
 
-def look(conn: Connection, tool: str, port: int) -> dict[str, Any]:
+def look(conn: Connection, tool: str, server: Server) -> dict[str, Any]:
     """One exchange, a line each way."""
-    command = f"python3 {quote(tool)} {port} {paths.UNIT_NAME} {STATE}"
+    command = f"python3 {quote(tool)} {beside(server)} {paths.UNIT_NAME} {STATE}"
     answer = conn.ask(command, deadline=DEADLINE)
     try:
         return dict(json.loads(answer.out))
@@ -76,7 +78,7 @@ def _follow(session: Session, host: Watched, every: float, times: int, stop: thr
             with session.connect(host.name) as conn:
                 tool = push_zipapp(conn, "runbooks.watch.glance", "cli:main")
                 while not stop.is_set() and not (times and host.looks >= times):
-                    seen = look(conn, tool, session.loaded.inventory.server.port)
+                    seen = look(conn, tool, session.loaded.inventory.server)
                     host.before, host.seen, host.error = host.seen, seen, ""
                     _told(host)
                     stop.wait(every)

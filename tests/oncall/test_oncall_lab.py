@@ -55,7 +55,7 @@ def test_a_look_is_one_exchange_and_a_short_line(site: Site) -> None:
     with session, session.connect(site.guest.name) as conn:
         tool = push_zipapp(conn, "runbooks.watch.glance", "cli:main")
         before = conn.exchanges
-        seen = look(conn, tool, 30000)
+        seen = look(conn, tool, session.loaded.inventory.server)
         assert conn.exchanges - before == 1
     assert (seen["ready"], seen["run"], len(seen["gpus"])) == (True, 0, 8)
     assert len(json.dumps(seen)) < LONGEST

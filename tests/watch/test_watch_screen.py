@@ -120,7 +120,7 @@ def test_a_glance_is_a_short_line(port: int, tmp_path: Path, monkeypatch: pytest
     said = {"systemctl": "NRestarts=2\nActiveState=active", "nvidia-smi": "\n".join(["98, 301.22, 61"] * 8)}
     said["journalctl"] = "\n".join([harmless, *(entry.replace("xx", f"{n}", 1) for n in range(9))])
     monkeypatch.setattr(cli, "_ask", lambda *words: said[words[0]])
-    found = cli.glance(str(port), "sglang.service", tmp_path / "state.json")
+    found = cli.glance(f"127.0.0.1:{port}", "sglang.service", tmp_path / "state.json")
     assert found["unit"] == ["active", "2"]
     assert (found["tokens"], found["run"], found["queue"], found["kv"]) == (129, 3, 1, 0.25)
     assert found["gpus"] == [[98, 301, 61]] * 8
@@ -128,5 +128,5 @@ def test_a_glance_is_a_short_line(port: int, tmp_path: Path, monkeypatch: pytest
     assert len(found["lines"]) == cli.LINES
     assert all(len(text) <= cli.WIDTH for _, text in found["lines"])
     assert len(json.dumps(found, separators=(",", ":"))) < cli.LONGEST
-    closed = cli.glance("9", "sglang.service", tmp_path / "none")
+    closed = cli.glance("127.0.0.1:9", "sglang.service", tmp_path / "none")
     assert (closed["ready"], closed["tokens"], closed["canary"]) == (False, None, None)

@@ -1,4 +1,4 @@
-"""`python3 glance.pyz PORT UNIT STATE`: one line of JSON, at most LONGEST bytes, within PATIENCE seconds.
+"""`python3 glance.pyz HOST:PORT UNIT STATE`: one line of JSON, at most LONGEST bytes, within PATIENCE seconds.
 
     {"unit": ["active", "0"], "t": 812.5, "tokens": 91234, "run": 3, "queue": 0, "kv": 0.12, "ready": true,
      "gpus": [[98, 301, 61], ...], "canary": ["healthy", 312], "lines": [[14, "Decode out of memory"]]}
@@ -32,26 +32,26 @@ _HARMLESS = re.compile(r"Ignore import error|server_args=|Warning:|HTTP/1\.\d\"?
 
 
 def main() -> int:
-    port, unit, state = sys.argv[1:4]
-    print(json.dumps(glance(port, unit, Path(state)), separators=(",", ":")))
+    server, unit, state = sys.argv[1:4]
+    print(json.dumps(glance(server, unit, Path(state)), separators=(",", ":")))
     return 0
 
 
-def glance(port: str, unit: str, state: Path) -> dict[str, Any]:
+def glance(server: str, unit: str, state: Path) -> dict[str, Any]:
     said = dict(line.split("=", 1) for line in _ask("systemctl", "show", unit, "-pActiveState,NRestarts").splitlines())
     return {
         "unit": [said.get("ActiveState", ""), said.get("NRestarts", "")],
         "t": round(time.monotonic(), 2),
-        **_metrics(port),
+        **_metrics(server),
         "gpus": _gpus(),
         "canary": _canary(state),
         "lines": _lines(unit),
     }
 
 
-def _metrics(port: str) -> dict[str, Any]:
+def _metrics(server: str) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(f"http://{server}/metrics", timeout=PATIENCE) as answer:
             text = answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError:
         return {"ready": True, "tokens": None, "run": None, "queue": None, "kv": None}  # it serves, without metrics
