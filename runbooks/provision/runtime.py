@@ -149,9 +149,10 @@ def whole(folder: str) -> Question:
 cd -- {quote(folder + "/venv")} 2>/dev/null && [ -e ../files.txt ] || lost=unlisted
 [ -n "${{lost-}}" ] || lost=$({_FILES} | LC_ALL=C comm -13 - ../files.txt | cut -d ' ' -f 2- | head -n 5)
 [ -n "$lost" ] && [ -d {quote(folder)} ] || exit 0
-{{ grep -lsF -- {quote(f" {folder}/venv/")} /proc/[0-9]*/maps
-   grep -lszE -- {quote(f"^{re.escape(folder)}/venv/")} /proc/[0-9]*/cmdline
-}} | cut -d / -f 3 | sort -un | tr '\n' ' '
+{{ grep -lsF -- {quote(f" {folder}/venv/")} /proc/[0-9]*/maps | cut -d / -f 3
+   grep -sznHE -- {quote(f"^{re.escape(folder)}/venv/")} /proc/[0-9]*/cmdline | tr '\\0' '\\n' |
+     sed -n 's,^/proc/\\([0-9]*\\)/cmdline:1:.*,\\1,p'  # the command itself: others have such a path as an argument
+}} | sort -un | tr '\\n' ' '
 echo
 [ "$lost" = unlisted ] || printf '%s\\n' "$lost"
 """

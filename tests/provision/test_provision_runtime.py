@@ -101,9 +101,13 @@ def test_a_file_that_is_gone_is_found(tmp_path: Path) -> None:
     python = folder / "venv" / "bin" / "python"
     python.parent.mkdir()
     shutil.copy("/bin/sleep", python)
-    with subprocess.Popen([python, "60"]) as server:
+    with (
+        subprocess.Popen([python, "60"]) as server,
+        subprocess.Popen(["/usr/bin/tail", "-f", "/dev/null", python], stderr=-3) as looks,
+    ):
         assert look(folder) == [f"{server.pid} ", "a.py", "torch/b.so"]
         server.kill()
+        looks.kill()
 
 
 def test_a_damaged_runtime_is_built_again_unless_a_server_runs_from_it(loaded: Loaded) -> None:
