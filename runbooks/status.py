@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ COLUMNS = ("host", "server", "release", "profile", "since", "canary", "at work",
 CANARY = {"0": "healthy", "1": "degraded", "3": "NaN", "4": "dead"}  # the probe's exit codes
 
 _LOOK = """\
+date +%s
 systemctl show -p ActiveState --value -- {unit} 2>/dev/null || echo no systemd
 echo {mark}; cat {current}/release.json 2>/dev/null
 echo {mark}; cat {lock}/holder 2>/dev/null
@@ -38,7 +38,8 @@ def tell_status(session: Session) -> int:
 
 def _row(connection: Connection) -> list[str]:
     script = _LOOK.format(unit=paths.UNIT_NAME, mark=_MARK, current=paths.CURRENT, lock=paths.LOCK)
-    active, release_text, holder = connection.ask(script, deadline=15).out.split(f"{_MARK}\n")
+    began, release_text, holder = connection.ask(script, deadline=15).out.split(f"{_MARK}\n")
+    now, _, active = began.partition("\n")
     jobs = list_jobs(connection)
     release = releases.parse(release_text)
     at_work = [f"{job.name} for {span(job.ended - job.since)}" for job in jobs if job.state == "running"]
@@ -48,19 +49,19 @@ def _row(connection: Connection) -> list[str]:
         str(release.number) if release else "-",
         release.profile if release else "-",
         local_time(release.judged or release.created) if release else "-",
-        _canary(jobs),
+        _canary(jobs, float(now)),
         ", ".join(at_work) or "-",
         lock.describe(holder).removeprefix("held by ") if holder.strip() else "-",
         last_bench(connection.name),
     ]
 
 
-def _canary(jobs: Sequence[Job]) -> str:
-    """The last verdict, and how long ago."""
+def _canary(jobs: Sequence[Job], now: float) -> str:
+    """The last verdict, and how long ago by the host's own clock."""
     ended = [job for job in jobs if job.name == "canary" and job.state != "running"]
     if not ended:
         return "never"
-    return f"{CANARY.get(ended[-1].state, 'no verdict')}, {span(time.time() - ended[-1].ended)} ago"
+    return f"{CANARY.get(ended[-1].state, 'no verdict')}, {span(now - ended[-1].ended)} ago"
 
 
 def last_bench(host: str, folder: Path = RESULTS) -> str:

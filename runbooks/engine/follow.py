@@ -46,7 +46,7 @@ for job in $(ls -1tr); do
   if [ -e "$job/rc" ]; then state=$(cat "$job/rc"); ended=$(stat -c %Y "$job/rc")
   elif ! flock -n "$job/lock" true; then state=running; ended=$(date +%s)
   else ended=$(stat -c %Y "$job/log"); [ "$(cat "$job/boot_id")" = "$boot" ] && state=killed || state=restart; fi
-  printf '%s %s %s %s %s\\n' "$job" "$state" "$ended" \
+  printf '%s %s %s %s %s %s\\n' "$job" "$state" "$(stat -c %Y "$job/boot_id")" "$ended" \
     "$(base64 -w0 <"$job/about" 2>/dev/null || :)." "$(tail -c 2000 "$job/log" | base64 -w0)."
 done
 """
@@ -75,7 +75,7 @@ class JobResult:
 class Job:
     """A job that is on the host. `state`: running, killed, restart (the host's), or its exit code as text.
 
-    `since` and `ended` are seconds since the epoch, by this machine's clock and by the host's.
+    `since` and `ended` are seconds since the epoch by the host's clock: between two clocks a span means nothing.
     """
 
     label: str
@@ -116,10 +116,10 @@ def follow(
 def list_jobs(connection: Connection) -> list[Job]:
     """Every job that the host remembers, oldest first; one exchange."""
     answer = connection.ask(_LIST.format(jobs=quote(paths.JOBS)), deadline=30)
-    return [_job(*line.split(" ")) for line in answer.out.splitlines() if line.count(" ") == 4]
+    return [_job(*line.split(" ")) for line in answer.out.splitlines() if line.count(" ") == 5]
 
 
-def _job(label: str, state: str, ended: str, about: str, tail: str) -> Job:
+def _job(label: str, state: str, since: str, ended: str, about: str, tail: str) -> Job:
     said: Mapping[str, object] = json.loads(base64.b64decode(about[:-1]) or b"{}")
     lines = base64.b64decode(tail[:-1]).decode("utf-8", "replace").replace("\r", "\n").split("\n")
     return Job(
@@ -128,7 +128,7 @@ def _job(label: str, state: str, ended: str, about: str, tail: str) -> Job:
         name=str(said.get("name", label)),
         who=str(said.get("who", "")),
         changes=bool(said.get("changes")),
-        since=float(str(said.get("since", ended))),
+        since=float(since),
         ended=float(ended),
         tail=tuple(line for line in lines if line.strip() and not line.startswith(MARK))[-10:],
     )

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Callable, Mapping
 
 from runbooks import paths
@@ -118,7 +117,7 @@ def run_job(
     """
     label = f"{name}-{_content_hash(script, uploads or {})}"
     folder = f"{paths.JOBS}/{label}"
-    about = {"name": name, "limit": limit, "since": int(time.time()), "who": lock.who(), "changes": changes}
+    about = {"name": name, "limit": limit, "who": lock.who(), "changes": changes}
     if _create(connection, label, script, about) == "created":
         for file, content in (uploads or {}).items():
             data = content.reveal().encode() if isinstance(content, Secret) else content

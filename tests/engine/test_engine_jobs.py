@@ -180,6 +180,16 @@ def test_the_list_tells_how_each_job_stands(local: Connection) -> None:
     assert (bad.state, bad.tail, bad.changes) == ("3", ('é "x"',), True)
 
 
+def test_a_jobs_times_are_the_hosts_own(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller whose clock is a year behind does not make a job of seconds one of a year."""
+    with monkeypatch.context() as behind:
+        behind.setattr(time, "time", lambda: 1_700_000_000.0)
+        run_job(local, "skewed", "sleep 0.1", limit=20, report=Reporter(Recorder()))
+    (job,) = follow.list_jobs(local)
+    assert 0 <= job.ended - job.since < 20
+    assert abs(job.ended - time.time()) < 20
+
+
 def test_the_log_is_bounded_and_the_follower_sees_the_end(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LOG_LIMIT", 2_000_000)
     lines: list[str] = []
