@@ -1,4 +1,4 @@
-"""`python -m lab.traps [--step MS] [--prefill MS]`: a server that misleads its clients. Prints its port.
+"""`python -m lab.traps [--step MS] [--prefill MS] [--certificate PEM]`: a server that misleads. Prints its port.
 
 A stand-in for an OpenAI-compatible server: one engine that makes one token a step for each running stream. The first
 part of a path chooses a trap, as in `/short/v1/models`; each has an engine of its own, and its answer has the truth in
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ TRAPS = {
     "busy": "other people's requests are running",
     "small": "its context holds 64 tokens",
     "html": "every answer is a page of HTML",
-    "locked": "wants an API key that nobody has",
+    "locked": "wants the API key sk-traps",
 }
 WORDS = "the quick brown fox jumps over a lazy dog while seven wise cats look at one old moon".split()  # noqa: SIM905
 GRAPHS = 32
@@ -205,11 +206,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def spoils(self, engine: Engine) -> bool:
+        refused = False
         if engine.trap == "html":
             self.plain(200, b"<!DOCTYPE html><html><body>Welcome</body></html>", "text/html")
-        elif engine.trap == "locked":
+        elif refused := engine.trap == "locked" and self.headers.get("Authorization") != "Bearer sk-traps":
             self.plain(401, b'{"error": {"message": "Invalid API key"}}')
-        return engine.trap in ("html", "locked")
+        return engine.trap == "html" or refused
 
     def do_GET(self) -> None:
         engine, path = self.route()
@@ -288,7 +290,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", type=float, default=2.0, help="ms")
     parser.add_argument("--prefill", type=float, default=2.0, help="ms")
+    parser.add_argument("--certificate", help="speak TLS with this certificate and key")
     options = parser.parse_args()
     server = Server(("127.0.0.1", 0), Handler)
+    if options.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     print(server.server_address[1], flush=True)
     server.serve_forever()
