@@ -259,6 +259,7 @@ CAUSES: tuple[Cause, ...] = (
         fix="invoke health tells busy from stuck",
         source="sglang #22511, #26482; nccl #1999",
         kinds=("silent", "not-serving", "unfinished"),
+        weight=2,
     ),
     Cause(
         name="no longer what was deployed",

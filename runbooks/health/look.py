@@ -76,7 +76,8 @@ class Part:
 
     @property
     def hung(self) -> bool:
-        return self.rc is None
+        """No answer in time; on a busy host its own time-out (124, 137) may end it before we stop waiting."""
+        return self.rc in (None, 124, 137)
 
     @property
     def missing(self) -> bool:

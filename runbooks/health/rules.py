@@ -108,7 +108,7 @@ def _server(seen: Seen, host: str) -> Iterator[Check]:
     elif status == 503:
         yield Check("http", "fail", "/health says 503: starting, stopping, or no token for 20 s", "", "start-slow")
     elif status != 200:
-        yield Check("http", "fail", f"/health: {vitals['health_failure'] or status}", "", "server-down")
+        yield Check("http", "fail", f"/health: {_heard(vitals['health_failure']) or status}", "", "server-down")
     else:
         yield Check("http", "ok", f"/health says 200 (a NaN server says so, too){which}")
     yield _completion(vitals, host)
@@ -140,7 +140,21 @@ def _completion(vitals: Mapping[str, Any], host: str) -> Check:
             "",
             "slow-throughput",
         )
-    return Check("completion", "fail", f"none: {vitals['failure'] or vitals['completion']}", again, "server-down")
+    return Check(
+        "completion", "fail", f"none: {_heard(vitals['failure']) or vitals['completion']}", again, "server-down"
+    )
+
+
+_HEARD = {
+    "silent": "no byte within 4 s",
+    "slow": "not done within 4 s",
+    "refused": "nothing listens",
+    "dropped": "the connection was closed without an answer",
+}
+
+
+def _heard(failure: str) -> str:
+    return _HEARD.get(failure, failure)
 
 
 def _traffic(vitals: Mapping[str, Any]) -> tuple[bool, bool]:
