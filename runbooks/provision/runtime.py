@@ -49,7 +49,8 @@ class Built:
         change = build.plan(answers)
         users, *lost = str(answers[whole(build.folder)].get("out") or "").splitlines() or [""]
         if change is None and lost:
-            change = build.build(f"again: {len(lost)} files are gone or changed, as {lost[0]}")
+            others = " and others" if len(lost) > 1 else ""
+            change = build.build(f"again: {lost[0]}{others} gone or changed")
         if change is None or not users:
             return change
         return Verdict(
@@ -147,7 +148,7 @@ def whole(folder: str) -> Question:
     """
     script = f"""\
 cd -- {quote(folder + "/venv")} 2>/dev/null && [ -e ../files.txt ] || lost=unlisted
-[ -n "${{lost-}}" ] || lost=$({_FILES} | LC_ALL=C comm -13 - ../files.txt | cut -d ' ' -f 2- | head -n 5)
+[ -n "${{lost-}}" ] || lost=$({_FILES} | LC_ALL=C comm -13 - ../files.txt | cut -d ' ' -f 2- | head -n 2)
 [ -n "$lost" ] && [ -d {quote(folder)} ] || exit 0
 {{ grep -lsF -- {quote(f" {folder}/venv/")} /proc/[0-9]*/maps | cut -d / -f 3
    grep -sznHE -- {quote(f"^{re.escape(folder)}/venv/")} /proc/[0-9]*/cmdline | tr '\\0' '\\n' |
