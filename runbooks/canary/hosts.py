@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEVELS: dict[str, Level] = {"healthy": "good", "degraded": "warning", "nan": "error", "dead": "error"}
 WORDS = {
     "healthy": "healthy: it speaks sense",
-    "degraded": "degraded: some answers are wrong",
+    "degraded": "degraded: it answers, and not as it should",
     "nan": "NaN: it computes garbage, whatever /health says",
     "dead": "dead: no answer",
 }
