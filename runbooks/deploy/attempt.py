@@ -96,6 +96,11 @@ class Attempt:
     def budget(self) -> float:
         return self.loaded.inventory.server.ready_budget
 
+    @property
+    def minutes(self) -> float:
+        """Until a release that nobody confirms takes itself back."""
+        return (self.budget + guard.GRACE) / 60
+
     def run(self) -> Served:
         """Raises RunbookError after the release before was brought back."""
         name = self.head.conn.name
@@ -115,6 +120,8 @@ class Attempt:
             raise
         except KeyboardInterrupt:
             text = f"release {self.head.release.number} is current and not judged: deploy again, or invoke rollback"
+            if self.head.previous is not None:
+                text += f"; left alone, it goes back by itself in {self.minutes:.0f} min"
             self.report.note(text, host=name, level="warning")
             raise
         release = self.head.release
@@ -224,8 +231,7 @@ class Attempt:
             end = self._bring_back(error)
         except Unreachable as lost:
             end = f"and the host was lost before the release before could be brought back: {lost.message}"
-            minutes = (self.budget + guard.GRACE) / 60
-            end += f"; unless it restarts, it goes back by itself {minutes:.0f} min after the start"
+            end += f"; unless it restarts, it goes back by itself {self.minutes:.0f} min after the start"
         kept = [f"what it left to be read is on the host, in {saved}"] if saved else []
         error.details = (*error.details, *kept, end)
         error.host, error.step = error.host or name, error.step or "deploy"

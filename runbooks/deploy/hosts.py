@@ -209,6 +209,8 @@ def _target(host: Host, name: str, to: int | None) -> Release:
             raise UsageError(f"there is no release {to}; there are: {kept}", host=name)
         return release
     older = [r for r in host.releases if r.verdict == "promoted" and (host.current is None or r.number < host.current)]
+    if (serving := host.release(host.current)) is not None:
+        older = [one for one in older if one.content != serving.content]  # the same again, deployed twice: no way back
     if not older:
         raise RunbookError("there is no earlier release that worked", host=name, next=f"invoke releases --hosts {name}")
     return max(older, key=lambda release: release.number)
