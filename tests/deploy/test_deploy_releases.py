@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runbooks.deploy.hosts import _target
 from runbooks.deploy.look import Host, read
 from runbooks.deploy.releases import Release, install, judge, key_of, parse, switch
 from runbooks.engine.errors import RunbookError
@@ -96,6 +97,15 @@ def _host(current: int | None, *releases: Release) -> Host:
 
 
 GOOD = replace(ONE, verdict="promoted")
+
+
+def test_a_rollback_does_not_lead_to_the_same_again() -> None:
+    """Deployed, taken back, deployed again: what was taken back is of the same content as what serves."""
+    baseline, taken_back, again = GOOD, replace(GOOD, number=2, content="b"), replace(GOOD, number=3, content="b")
+    assert _target(_host(3, replace(baseline, content="a"), taken_back, again), "h", None).number == 1
+    with pytest.raises(RunbookError, match="no earlier release"):
+        _target(_host(3, taken_back, again), "h", None)
+    assert _target(_host(3, taken_back, again), "h", 2).number == 2, "unless it is asked for by its number"
 
 
 def test_what_there_is_to_go_back_to() -> None:
