@@ -114,7 +114,6 @@ def _provenance(machine: dict[str, str], argv: str) -> dict[str, Any]:
     return {
         "system": {
             "kernel": machine["uname -srvm"],
-            "virtualization": machine["systemd-detect-virt"],
             "cpu": "\n".join(cpu),
             "memory": machine["cat /proc/meminfo"].splitlines()[0],
             "driver": machine["cat /proc/driver/nvidia/version"],

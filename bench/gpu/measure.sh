@@ -22,10 +22,10 @@ done
 cat "$out/server.log"
 sh -c 'python3 "$0/sampler.pyz" --out "$1/hardware.jsonl" --beside $$ >/dev/null 2>&1 &
   exec python3 "$0/loadgen.pyz" --url http://127.0.0.1:'$port' --out "$1/raw" --self-check \
-    --input-len 256 --output-len 256 --warmup 3 --window 20 --drain 15' "$tools" "$run"
+    --input-len 256 --output-len 256 --warmup 3 --window 20 --drain 15 --repeats 2 --split-test --precision 0.01' "$tools" "$run"
 tr '\0' ' ' </proc/$server/cmdline >"$run/argv"
 for what in "nvidia-smi" "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE,ECC,TEMPERATURE" "nvidia-smi topo -m" \
-  "nvidia-smi topo -p2p r" "uname -srvm" "systemd-detect-virt" "lscpu" "cat /proc/meminfo" "cat /proc/driver/nvidia/version" \
+  "nvidia-smi topo -p2p r" "uname -srvm" "lscpu" "cat /proc/meminfo" "cat /proc/driver/nvidia/version" \
   "cat /proc/sys/kernel/random/boot_id" "python3 -m pip list" "env"; do
   printf '\n@@ %s\n' "$what"
   $what 2>&1 | grep -viE 'key|token|secret|password' | head -c 20000 || true

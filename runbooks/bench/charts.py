@@ -76,6 +76,15 @@ class Plot:
             f'<text class="note" x="{left + 8:.1f}" y="{floor - 8}">{escape(text)}</text>',
         ]
 
+    def text(self, x: float, y: float, text: str) -> None:
+        """Above a point of the data."""
+        self.parts.append(self._value(self.x(x), self.y(y), text))
+
+    def box(self, style: str, left: float, top: float, width: float, height: float) -> None:
+        """In the coordinates of the picture; nothing where it has no width."""
+        if width > 0:
+            self.parts.append(_box(style, left, top, width, height))
+
     def _value(self, x: float, y: float, text: str) -> str:
         return f'<text class="value" x="{x:.1f}" y="{y - 12:.1f}" text-anchor="middle">{text}</text>'
 
@@ -112,13 +121,15 @@ def log_axis(values: Sequence[float]) -> tuple[Scale, list[tuple[float, str]]]:
     return logarithmic(low, high, HEIGHT - BOTTOM, TOP), [(tick, f"{tick:,.10g}") for tick in ticks]
 
 
-def linear_axis(highest: float) -> tuple[Scale, list[tuple[float, str]]]:
-    """From zero, in four to eight round steps."""
+def linear_axis(
+    highest: float, begin: float = HEIGHT - BOTTOM, end: float = TOP
+) -> tuple[Scale, list[tuple[float, str]]]:
+    """From zero, in four to eight round steps; upwards unless told otherwise."""
     step = 10.0 ** math.floor(math.log10(highest or 1.0))
     step = next((step / d for d in (5, 4, 2, 1) if highest * d / step <= 7), step)
     top = step * math.ceil(highest * 1.06 / step)
     ticks = [step * i for i in range(round(top / step) + 1)]
-    return linear(0.0, top, HEIGHT - BOTTOM, TOP), [(tick, f"{tick:,.10g}") for tick in ticks]
+    return linear(0.0, top, begin, end), [(tick, f"{tick:,.10g}") for tick in ticks]
 
 
 def stacked(bars: Sequence[tuple[str, Sequence[tuple[float, str]]]], x_label: str, y_label: str, title: str) -> str:

@@ -12,11 +12,11 @@ from runbooks.bench.results import BenchResult
 from runbooks.bench.words import streams
 
 
-def of(result: BenchResult) -> dict[str, str]:
-    """By name; what has no data is left out."""
+def of(result: BenchResult, baseline: Mapping[int, float] | None = None) -> dict[str, str]:
+    """By name; what has no data is left out. `baseline`: streams -> tok/s end to end of another run."""
     if not any(point["tok_s"] for point in result.points):
         return {}
-    found = {"throughput": _throughput(result), "steps": _steps(result)}
+    found = {"throughput": _throughput(result, baseline or {}), "steps": _steps(result), "pareto": _pareto(result)}
     for name, title in (("ttft_ms", "Time to first token"), ("itl_ms", "Inter-token latency")):
         found[name] = _latency(result.points, name, title)
     found["collectives"] = _collectives(result)
@@ -24,7 +24,7 @@ def of(result: BenchResult) -> dict[str, str]:
     return {name: svg for name, svg in found.items() if svg}
 
 
-def _throughput(result: BenchResult) -> str:
+def _throughput(result: BenchResult, baseline: Mapping[int, float]) -> str:
     valid = [(p["concurrency"], p["decode_tok_s"] or p["tok_s"]) for p in result.points if p["valid"]]
     end = [(p["concurrency"], p["tok_s"]) for p in result.points if p["valid"]]
     invalid = [
@@ -35,15 +35,49 @@ def _throughput(result: BenchResult) -> str:
     streams = sorted({p["concurrency"] for p in result.points})
     roof = [(b, result.ceiling.tok_s(b)) for b in streams] if result.ceiling else []
     reference = sorted((b, rate) for b, rate in result.reference.items() if streams[0] <= b <= streams[-1])
-    every = [y for _, y in valid + end + roof + reference] + [y for _, y, _ in invalid]
+    wired = _with_wire(result)
+    before = sorted((b, rate) for b, rate in baseline.items())
+    every = [y for _, y in valid + end + roof + wired + reference + before] + [y for _, y, _ in invalid]
     x, x_ticks = charts.concurrency_axis(streams)
     y, y_ticks = charts.log_axis(every)
     plot = Plot(x, y, x_ticks, y_ticks, "streams", "output tok/s (log)", "Throughput against concurrency")
     plot.line(Line(roof, "roof", marks=False))
+    plot.line(Line(wired, "wired", marks=False))
     plot.line(Line(reference, "reference"))
+    plot.line(Line(before, "baseline", marks=False))
     plot.line(Line(end, "end", marks=False))
     plot.line(Line(valid, "measured", values=True))
     plot.crosses(invalid)
+    return plot.svg()
+
+
+def _with_wire(result: BenchResult) -> list[tuple[int, float]]:
+    """The ceiling with the communication that was measured: bytes cannot be read while they are waited for."""
+    found = []
+    for share in result.verdict.shares:
+        if share.communication is not None and result.ceiling is not None:
+            least = result.ceiling.floor(share.b) + share.communication * share.step_ms / 1e3
+            found.append((share.b, share.b / least))
+    return found
+
+
+def _pareto(result: BenchResult) -> str:
+    """What a user gets against what a card gives: up and to the right is better, each point is a concurrency."""
+    cards = result.run["gpus"]["count"] or 1
+    known = [
+        (p["user_tok_s"], p["decode_tok_s"] / cards, p["concurrency"])
+        for p in result.points
+        if p["valid"] and p["decode_tok_s"]
+    ]
+    if len(known) < 2:
+        return ""
+    wide = [user for user, _, _ in known]
+    x, x_ticks = charts.linear_axis(max(wide), charts.LEFT, charts.WIDTH - charts.RIGHT)
+    y, y_ticks = charts.linear_axis(max(rate for _, rate, _ in known))
+    plot = Plot(x, y, x_ticks, y_ticks, "tok/s a user", "tok/s a card", "Throughput of a card against a user's speed")
+    plot.line(Line(sorted((user, rate) for user, rate, _ in known), "measured"))
+    for user, rate, b in known:
+        plot.text(user, rate, str(b))
     return plot.svg()
 
 

@@ -7,7 +7,7 @@ adds (bytes on the wire, KV, arithmetic). c0 cannot tell slow collectives from s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -52,11 +52,28 @@ def decompose(steps: Mapping[int, float], coverage: Callable[[float], float]) ->
     return Fit(c0, c1, c2, math.sqrt(error / len(rows)), len(rows))
 
 
-def _least_squares(rows: list[list[float]]) -> list[float] | None:
-    """x that brings each row * x nearest to 1: the normal equations, by Gauss-Jordan with pivoting."""
+def rms_with(steps: Mapping[int, float], coverage: Callable[[float], float], c1: float) -> float:
+    """The relative error of the best fit whose reading of all experts takes `c1` ms: how much the sweep minds it."""
+    rows = [((1.0 / t, b / t), 1.0 - c1 * coverage(b) / t) for b, t in sorted(steps.items())]
+    errors = [sum(rest * rest for _, rest in rows)]
+    for kept in ((0,), (1,), (0, 1)):
+        solution = _least_squares([[row[i] for i in kept] for row, _ in rows], [rest for _, rest in rows])
+        if solution is not None and min(solution) >= 0:
+            error = 0.0
+            for row, rest in rows:
+                error += (sum(c * row[i] for c, i in zip(solution, kept, strict=True)) - rest) ** 2
+            errors.append(error)
+    return math.sqrt(min(errors) / len(rows))
+
+
+def _least_squares(rows: list[list[float]], goals: Sequence[float] | None = None) -> list[float] | None:
+    """x that brings each row * x nearest to its goal (1): the normal equations, by Gauss-Jordan with pivoting."""
     size = len(rows[0])
+    goals = goals or [1.0] * len(rows)
     matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in range(size)] + [sum(row[i] for row in rows)] for i in range(size)
+        [sum(row[i] * row[j] for row in rows) for j in range(size)]
+        + [sum(row[i] * goal for row, goal in zip(rows, goals, strict=True))]
+        for i in range(size)
     ]
     for column in range(size):
         pivot = max(range(column, size), key=lambda i: abs(matrix[i][column]))

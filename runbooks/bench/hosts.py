@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runbooks.session import Session
 
 EXAMPLE = Path(__file__).parent / "example"
-"""A run of this load generator against the lab's simulated SGLang: for looking at, and for tests. Not hardware."""
+"""A sweep on two real cards, of GLM-5's layers with random weights in a small engine (bench/gpu): it says so."""
 
 
 def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results") -> int:
@@ -28,10 +28,16 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
 
     def one(connection: Connection) -> BenchResult:
         return run_bench(
-            connection, session.loaded, connection.name, options=options, report=session.report, out=Path(out)
+            connection,
+            session.loaded,
+            connection.name,
+            options=options,
+            report=session.report,
+            out=Path(out),
+            stopping=lambda: session.interrupt,
         )
 
-    outcomes = session.each(one)
+    outcomes = session.each(one, gently=True)
     for outcome in outcomes:
         if outcome.value is not None:
             report.show(outcome.value, session.report, outcome.host)

@@ -3,69 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runbooks.bench import figures, measured
-from runbooks.bench.charts import number
+from runbooks.bench import compare, figures, measured, overtime, tables
 from runbooks.bench.results import BenchResult
 from runbooks.bench.words import streams
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
-
-COLUMNS = (
-    "streams",
-    "tok/s",
-    "decode",
-    "a user",
-    "step ms",
-    "TTFT p50/p99",
-    "ITL p50/p99",
-    "requests",
-    "of ceiling",
-    "reference",
-    "to it",
-    "",
-)
-
-
-SCREEN = ("streams", "tok/s", "decode", "TTFT p99", "ITL p99", "ceiling", "reference", "")
-
-
-def short_rows(result: BenchResult) -> list[list[str]]:
-    """What fits into 80 columns: one row a point."""
-    found = []
-    for point, row in zip(result.points, rows(result), strict=True):
-        ttft, itl = (number(point[name]["p99"]) if point[name] else "-" for name in ("ttft_ms", "itl_ms"))
-        reference = f"{row[9]} ({row[10]})" if row[10] != "-" else row[9]
-        found.append([row[0], number(point["tok_s"]), row[2], ttft, itl, row[8], reference, row[11]])
-    return found
-
-
-def rows(result: BenchResult) -> list[list[str]]:
-    """One row a point, for Markdown and HTML."""
-    return [_row(point, result.reference.get(point["concurrency"])) for point in result.points]
-
-
-def _row(point: Mapping[str, Any], reference: float | None) -> list[str]:
-    decode, ceiling, requests = point["decode_tok_s"], point["ceiling_tok_s"], point["requests"]
-    failed = f", {requests['failed']} failed" if requests["failed"] else ""
-    return [
-        str(point["concurrency"]),
-        _with_interval(point["tok_s"], point["tok_s_ci"]),
-        number(decode) if decode else "-",
-        number(point["user_tok_s"]) if decode else "-",
-        number(point["step_ms"]) if decode else "-",
-        _pair(point["ttft_ms"], "p50", "p99"),
-        _pair(point["itl_ms"], "p50", "p99"),
-        f"{requests['ok']}{failed}",
-        f"{decode / ceiling:.0%}" if decode and ceiling else "-",
-        number(reference) if reference else "-",
-        f"{decode / reference:.0%}" if decode and reference else "-",
-        "VALID" if point["valid"] else "INVALID",
-    ]
+APART = 0.03  # between passes: more is no A/A any more
 
 
 def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> None:
@@ -73,11 +21,12 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     verdict = result.verdict
     reporter.heading(f"{verdict.word}: {verdict.line}")
     title = "tok/s: end to end; decode: while all streams decode; times in ms"
-    reporter.table(title, SCREEN, short_rows(result), host=host)
+    reporter.table(title, tables.SCREEN, tables.short_rows(result), host=host)
     for point in result.points:
         for fault in point["faults"]:
             reporter.note(f"{streams(point['concurrency'])} INVALID: {fault}", host=host, level="warning")
-    said = (verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice)
+    said = [verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice]
+    said += [*verdict.evidence, verdict.interference]
     for text in (*said, *verdict.contradictions):
         if text:
             reporter.note(text, host=host)
@@ -110,14 +59,18 @@ def proof(result: BenchResult) -> str:
     )
 
 
-def write(result: BenchResult, folder: Path) -> None:
-    """report.md and report.html."""
+def write(result: BenchResult, folder: Path, baseline: BenchResult | None = None) -> None:
+    """report.md, report.html and points.csv. Raises UsageError for a baseline that measured something else."""
+    against = compare.compare(baseline, result) if baseline else None
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(_render("report.md.j2", result))
-    (folder / "report.html").write_text(_render("report.html.j2", result))
+    (folder / "points.csv").write_text(tables.as_csv(result))
+    for name in ("report.md", "report.html"):
+        (folder / name).write_text(_render(f"{name}.j2", result, baseline, against))
 
 
-def _render(template: str, result: BenchResult) -> str:
+def _render(
+    template: str, result: BenchResult, baseline: BenchResult | None, against: compare.Comparison | None
+) -> str:
     import jinja2
 
     provenance = _provenance(result.folder)
@@ -128,16 +81,21 @@ def _render(template: str, result: BenchResult) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    before = {point.streams: point.before for point in against.points} if against else {}
+    columns, rows = tables.table(result, before)
+    charts = figures.of(result, before) if template.endswith(".html.j2") else {}
+    if charts:
+        charts |= overtime.of(result)
     return environment.get_template(template).render(
         result=result,
         run=result.run,
         verdict=result.verdict,
         points=result.points,
-        columns=COLUMNS,
-        rows=rows(result),
+        columns=columns,
+        rows=rows,
         strip=strip(result),
         proof=proof(result),
-        charts={} if template.endswith(".md.j2") else figures.of(result),
+        charts=charts,
         provenance=provenance,
         collective_columns=measured.COLUMNS,
         collective_rows=measured.rows(result.collectives) if result.collectives else [],
@@ -145,6 +103,11 @@ def _render(template: str, result: BenchResult) -> str:
         copy_rows=measured.copy_rows(result.collectives) if result.collectives else [],
         when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(result.run["loadgen"]["started"])),
         simulated=simulated(provenance),
+        about=result.run.get("about", ""),
+        baseline=baseline.folder.name if baseline else "",
+        against=against,
+        compare_columns=compare.COLUMNS,
+        compare_rows=compare.rows(against.points) if against else [],
     )
 
 
@@ -165,10 +128,11 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
     worst = max(differences, key=abs, default=None)
     limits, top = result.limits, max((p["concurrency"] for p in points), default=0)
     late = max((p["client"]["late_p99_ms"] for p in points), default=0.0)
-    canary = result.run.get("canary")
     graphs = "off" if limits.graphs_off else f"to {limits.graph_max}" if limits.graph_max else "not told"
     check = result.run["loadgen"].get("self_check")
     return [
+        *_noise(points),
+        *_clocks(points),
         ("valid points", f"{sum(p['valid'] for p in points)} of {len(points)}", all(p["valid"] for p in points)),
         ("requests failed", f"{failed} of {sent}", failed <= 0.01 * sent),
         (
@@ -188,8 +152,38 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
             f"{min(check['rate'], check['seen_rate']):,.0f}/s" if check else "not run",
             bool(check and check["ok"]),
         ),
-        ("canary afterwards", canary["verdict"] if canary else "not run", bool(canary) and not result.canary_failed),
+        *_canary(result),
     ]
+
+
+def _canary(result: BenchResult) -> list[tuple[str, str, bool]]:
+    canary = result.run.get("canary")
+    if result.run.get("about") and not canary:  # an experiment, and it says of what kind
+        return [("canary afterwards", "none: see above", True)]
+    return [
+        ("canary afterwards", canary["verdict"] if canary else "not run", bool(canary) and not result.canary_failed)
+    ]
+
+
+def _noise(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+    """Between the passes over one sweep, where there were several: half of what lies between the furthest two."""
+    apart = []
+    for point in points:
+        rates = [one["tok_s"] for one in point.get("repeats") or () if one["tok_s"]]
+        if len(rates) > 1:
+            apart.append((max(rates) - min(rates)) / (max(rates) + min(rates)))
+    return [("passes apart, at most", f"±{max(apart):.1%}", max(apart) <= APART)] if apart else []
+
+
+def _clocks(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+    told = [point["hardware"] for point in points if point.get("hardware")]
+    if not told:
+        return []
+    held = sorted({reason for one in told for reason in one["throttled"]})
+    speeds = [one["sm_mhz"] for one in told if one["sm_mhz"]]
+    ends = sorted({f"{min(speeds):.0f}", f"{max(speeds):.0f}"}, key=float) if speeds else []
+    span = f"{' to '.join(ends)} MHz" if ends else "not told"
+    return [("clocks", ", ".join(held) or span, not held)]
 
 
 def _fault(point: Mapping[str, Any], begins: str) -> bool:
@@ -204,11 +198,3 @@ def _provenance(folder: Path) -> dict[str, dict[str, str]]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _with_interval(value: float, half: float | None) -> str:
-    return number(value) if half is None or not value else f"{number(value)} ±{half / value:.1%}"
-
-
-def _pair(values: Mapping[str, float] | None, one: str, other: str) -> str:
-    return f"{number(values[one])} / {number(values[other])}" if values else "-"

@@ -12,7 +12,7 @@ from typing import Any
 
 from runbooks.bench.ceiling import Ceiling, coverage, message_bytes, reductions
 from runbooks.bench.evidence import weigh
-from runbooks.bench.fit import Fit, decompose
+from runbooks.bench.fit import Fit, decompose, rms_with
 from runbooks.bench.gains import Gain, Step, communication_seconds, experts_spread, gains, what_is_left
 from runbooks.bench.measured import Collectives, Unusable, fitted_text
 from runbooks.bench.suspects import POOR_FIT, Break, break_of, interference, suspects
@@ -20,6 +20,7 @@ from runbooks.bench.validity import Limits
 from runbooks.bench.words import streams
 
 DOMINANT = 0.5  # a part that takes this share of the step bounds it
+MINDS, LEAST = 3.0, 0.02  # times the error of the best fit, and at least, that a fit with the floor must miss by
 UNEXPLAINED = 0.35  # a rest of this share may not be called anything else
 
 
@@ -196,7 +197,7 @@ def _contradictions(
     if fit.rms > POOR_FIT:
         where = f"between {broken.below} and {broken.above} streams" if broken else "between its points"
         found.append(f"no smooth line fits the sweep (rms {fit.rms:.1%}): something changes {where}")
-    elif fit.c1 < 0.9 * floor and fit.points >= 6:
+    elif fit.c1 < 0.9 * floor and fit.points >= 6 and _minds(shares, ceiling, fit, floor):
         found.append(
             f"the fit reads all experts in {fit.c1:.1f} ms, memory needs {floor:.1f}: is this the model it says?"
         )
@@ -209,6 +210,12 @@ def _contradictions(
                 "they were not measured as the server runs them"
             )
     return found
+
+
+def _minds(shares: Sequence[Shares], ceiling: Ceiling, fit: Fit, floor: float) -> bool:
+    """Whether the sweep speaks against reading the experts in `floor` ms, or is only too noisy to tell."""
+    steps = {share.b: share.step_ms for share in shares}
+    return rms_with(steps, lambda b: coverage(ceiling.shape, b), floor) > max(MINDS * fit.rms, LEAST)
 
 
 def _against(points: Sequence[Mapping[str, Any]], reference: Mapping[int, float]) -> str:

@@ -81,7 +81,7 @@ def test_a_run_against_itself_is_no_difference(tmp_path: Path) -> None:
 
 def test_only_like_with_like(tmp_path: Path) -> None:
     one = changed(tmp_path, "one", lambda run: None)
-    for path, value, text in (("input_len", 77, "tokens in: 512 and 77"), ("api", "generate", "API")):
+    for path, value, text in (("input_len", 77, "tokens in: 256 and 77"), ("api", "generate", "API")):
         other = changed(tmp_path, path, lambda run, path=path, value=value: run["loadgen"].update({path: value}))  # type: ignore[misc]
         with pytest.raises(UsageError) as error:
             compare(one, other)

@@ -1,0 +1,74 @@
+"""The report in a real browser: no error, no request, every chart there, readable on a telephone, dark and in print."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runbooks.bench import EXAMPLE, assess
+from runbooks.bench.report import write
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+# Runs in the page before it is read: what went wrong, what was asked of the network, what is too wide.
+ASKED = """
+<script>
+addEventListener('load', () => {
+  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const svgs = [...document.querySelectorAll('svg')];
+  const empty = svgs.filter(one => one.getBoundingClientRect().width < 250 || one.querySelectorAll('*').length < 8);
+  const asked = performance.getEntriesByType('resource').map(one => one.name);
+  const told = {wide, charts: svgs.length, empty: empty.length, asked,
+    size: Math.min(...svgs.flatMap(svg => [...svg.querySelectorAll('text.tick')].slice(0, 1)
+      .map(one => one.getBoundingClientRect().height)))};
+  document.body.setAttribute('data-told', JSON.stringify(told));
+});
+</script>
+"""
+
+
+def browse(page: Path, *options: str, width: int = 1280) -> str:
+    """The page as Chromium made it, and what it said on its console."""
+    assert CHROMIUM
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},1600", "--disable-extensions"]
+    command += ["--virtual-time-budget=3000", "--disable-background-networking", *options, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    write(assess(EXAMPLE), folder)
+    text = (folder / "report.html").read_text()
+    (folder / "asked.html").write_text(text.replace("</body>", ASKED + "</body>"))
+    return folder / "asked.html"
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_nothing_fails_nothing_is_fetched_and_everything_fits(page: Path, width: int) -> None:
+    seen = browse(page, "--dump-dom", width=width)
+    told = re.search(r'data-told="([^"]+)"', seen)
+    assert told
+    said = told[1].replace("&quot;", '"')
+    assert '"wide":0,' in said, said  # the page itself never scrolls sideways
+    assert '"asked":[]' in said, said
+    assert '"empty":0' in said, said
+    assert int(re.search(r'"charts":(\d+)', said)[1]) >= 10  # type: ignore[index]
+    assert float(re.search(r'"size":([\d.]+)', said)[1]) >= 8.0, said  # type: ignore[index]  # px: readable
+
+
+def test_it_prints(page: Path, tmp_path: Path) -> None:
+    browse(page, f"--print-to-pdf={tmp_path / 'report.pdf'}")
+    assert (tmp_path / "report.pdf").stat().st_size > 50_000
