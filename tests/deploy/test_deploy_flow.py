@@ -41,7 +41,7 @@ STEPS = (
 )
 
 
-def _look(*releases: Release, current: int | None = 1, state: str = "active", running: str = "", port: str = "") -> str:
+def looks(*releases: Release, current: int | None = 1, state: str = "active", running: str = "", port: str = "") -> str:
     lines = "\n".join(release.dump().replace("\n", "") for release in releases)
     link = f"/opt/runbooks/releases/{current}" if current else ""
     gpus = "\n".join(str(index) for index in range(LOADED.inventory.gpus.count))
@@ -78,7 +78,7 @@ def _follow(*deaths: int) -> Callable[[str, bytes], str]:
     return follow
 
 
-def _host(look: str, *deaths: int) -> FakeHost:
+def fake(look: str, *deaths: int) -> FakeHost:
     follow = _follow(*deaths)
 
     def restart(script: str, stdin: bytes) -> str:
@@ -98,7 +98,7 @@ def _host(look: str, *deaths: int) -> FakeHost:
     )
 
 
-def _steps(host: FakeHost) -> list[str]:
+def steps(host: FakeHost) -> list[str]:
     """The changes, in order."""
     shown = []
     for script in host.asked:
@@ -112,10 +112,10 @@ def _steps(host: FakeHost) -> list[str]:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "POLL", 0.0)
     monkeypatch.setattr(gate, "COMES_BACK", 0.0)
-    _canary(monkeypatch, "healthy")
+    canary_says(monkeypatch, "healthy")
 
 
-def _canary(monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
+def canary_says(monkeypatch: pytest.MonkeyPatch, verdict: str) -> None:
     finding = Finding("token-zero", "nan", "arithmetic", "24 times '!'")
     result = CanaryResult(verdict, (finding,), 1.0, 10, 100)  # type: ignore[arg-type]
     monkeypatch.setattr(back, "run_canary", lambda *args, **kwargs: result)
@@ -134,11 +134,11 @@ def _deploy(host: FakeHost, *, agrees: bool = True, check_only: bool = False) ->
 
 
 def test_a_good_one_is_promoted() -> None:
-    host = _host(_look(OLD))
+    host = fake(looks(OLD))
     result, asked = _deploy(host)
     assert (result.verdict, result.release, result.changed) == ("promoted", 2, True)
     assert result.observed["dsa_decode_backend"] == "flashinfer_sparse_mla"
-    assert _steps(host) == ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
+    assert steps(host) == ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "promoted"
     assert asked == [
         f"{HOST} serves release 1; it goes down for some minutes (requests now: 3 running, 1 waiting). Go on?"
@@ -149,10 +149,10 @@ BACK = ["put /opt/runbooks/releases/2/release.json", "switch 1", "restart --no-b
 
 
 def test_one_that_dies_is_rolled_back_before_the_error_is_told() -> None:
-    host = _host(_look(OLD), 1)
+    host = fake(looks(OLD), 1)
     with pytest.raises(RunbookError) as failed:
         _deploy(host)
-    assert _steps(host) == ["tar -xpf", "switch 2", "restart --no-block", *BACK]
+    assert steps(host) == ["tar -xpf", "switch 2", "restart --no-block", *BACK]
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
     text = str(failed.value)
     assert "release 2 died after" in text
@@ -162,46 +162,46 @@ def test_one_that_dies_is_rolled_back_before_the_error_is_told() -> None:
 
 
 def test_one_that_answers_nonsense_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    _canary(monkeypatch, "nan")
-    host = _host(_look(OLD))
+    canary_says(monkeypatch, "nan")
+    host = fake(looks(OLD))
     with pytest.raises(RunbookError, match="the gate canary says nan") as failed:
         _deploy(host)
-    assert _steps(host)[-3:] == BACK
+    assert steps(host)[-3:] == BACK
     assert failed.value.page == "nan-output"
 
 
 def test_one_that_runs_other_kernels_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {**json.loads(RUNS)["info"], "dsa_decode_backend": "trtllm"}
     monkeypatch.setitem(globals(), "RUNS", json.dumps({"status": 200, "info": wrong}))
-    host = _host(_look(OLD))
+    host = fake(looks(OLD))
     with pytest.raises(RunbookError, match="other settings") as failed:
         _deploy(host)
     assert "dsa_decode_backend: flashinfer_sparse_mla was expected, trtllm runs" in str(failed.value)
-    assert _steps(host)[-3:] == BACK
+    assert steps(host)[-3:] == BACK
 
 
 def test_when_the_old_one_does_not_come_back_either_both_are_told() -> None:
-    host = _host(_look(OLD), 1, 2)
+    host = fake(looks(OLD), 1, 2)
     with pytest.raises(RunbookError) as failed:
         _deploy(host)
     assert "and release 1 did not come back either: release 1 died" in str(failed.value)
 
 
 def test_a_first_one_that_fails_is_stopped() -> None:
-    host = _host(_look(current=None, state="inactive"), 1)
+    host = fake(looks(current=None, state="inactive"), 1)
     with pytest.raises(RunbookError, match="release 1 died") as failed:
         _deploy(host)
     assert "the server is stopped" in str(failed.value)
-    assert _steps(host)[-1] == "stop sglang"
+    assert steps(host)[-1] == "stop sglang"
 
 
 SAME = replace(OLD, content=NEW.content, profile="final")
 
 
 def test_the_same_one_that_serves_is_left_alone() -> None:
-    host = _host(_look(SAME, running=SAME.stamp))
+    host = fake(looks(SAME, running=SAME.stamp))
     result, asked = _deploy(host)
-    assert (result.verdict, result.changed, asked, _steps(host)) == ("unchanged", False, [], [])
+    assert (result.verdict, result.changed, asked, steps(host)) == ("unchanged", False, [], [])
 
 
 def test_the_same_one_that_serves_nonsense_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,42 +211,42 @@ def test_the_same_one_that_serves_nonsense_is_started_again(monkeypatch: pytest.
         return CanaryResult(next(verdicts), (), 1.0, 10, 100)  # type: ignore[arg-type]
 
     monkeypatch.setattr(back, "run_canary", canary)
-    host = _host(_look(SAME, running=SAME.stamp))
+    host = fake(looks(SAME, running=SAME.stamp))
     result, asked = _deploy(host)
     assert (result.verdict, result.release, len(asked)) == ("promoted", 1, 1)
-    assert _steps(host) == ["switch 1", "restart --no-block"]
+    assert steps(host) == ["switch 1", "restart --no-block"]
 
 
 @pytest.mark.parametrize(
-    "look", [_look(SAME, state="failed"), _look(SAME, running="1:other")], ids=["down", "another one runs"]
+    "look", [looks(SAME, state="failed"), looks(SAME, running="1:other")], ids=["down", "another one runs"]
 )
 def test_the_same_one_that_does_not_serve_is_started_and_not_written_again(look: str) -> None:
-    host = _host(look)
+    host = fake(look)
     result, _ = _deploy(host)
     assert (result.verdict, result.release) == ("promoted", 1)
-    assert _steps(host) == ["switch 1", "restart --no-block"]
+    assert steps(host) == ["switch 1", "restart --no-block"]
 
 
 def test_without_consent_nothing_is_touched() -> None:
-    host = _host(_look(OLD))
+    host = fake(looks(OLD))
     with pytest.raises(UsageError, match="nothing was touched"):
         _deploy(host, agrees=False)
-    assert _steps(host) == []
+    assert steps(host) == []
 
 
 def test_a_server_that_is_not_ours_is_not_stopped_unasked() -> None:
-    host = _host(_look(current=None))
+    host = fake(looks(current=None))
     with pytest.raises(UsageError, match="nothing was touched"):
         _deploy(host, agrees=False)
-    assert _steps(host) == []
+    assert steps(host) == []
 
 
 def test_check_shows_the_diff_and_touches_nothing() -> None:
-    host = _host(_look(OLD))
+    host = fake(looks(OLD))
     result, asked = _deploy(host, check_only=True)
     assert (result.verdict, result.changed, asked) == ("would-change", True, [])
     assert "+--dsa-decode-backend" in "\n".join(result.diff).replace('"', "")
-    assert _steps(host) == []
+    assert steps(host) == []
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_check_shows_the_diff_and_touches_nothing() -> None:
     ],
 )
 def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part: str) -> None:
-    look = _look(OLD, port=str(broken.get("port", "")))
+    look = looks(OLD, port=str(broken.get("port", "")))
     cuts = {
         "gpus": ("0\n1\n", "1\n"),
         "runtime": (FOLDER, ""),
@@ -269,21 +269,21 @@ def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part:
     }
     for name in broken.keys() & cuts.keys():
         look = look.replace(*cuts[name])
-    host = _host(look)
+    host = fake(look)
     with pytest.raises(CheckFailed, match=part):
         _deploy(host)
-    assert _steps(host) == []
+    assert steps(host) == []
 
 
 @pytest.mark.parametrize("after", range(1, 40))
 def test_cut_off_at_any_moment_the_host_has_one_whole_release(after: int) -> None:
     """The link dies after so many exchanges of a deploy that would have been rolled back."""
-    host = _host(_look(OLD), 1)
+    host = fake(looks(OLD), 1)
     host.dead_after = after
     with pytest.raises(RunbookError):
         _deploy(host)
     written, current = {1}, 1
-    for step in _steps(host):
+    for step in steps(host):
         if step == "tar -xpf":
             written.add(2)
         elif step.startswith("switch"):
@@ -300,11 +300,11 @@ def test_what_the_full_canary_finds_after_promotion_brings_the_old_one_back(monk
         return CanaryResult(verdict, (), 1.0, 10, 100)  # type: ignore[arg-type]
 
     monkeypatch.setattr(back, "run_canary", canary)
-    host = _host(_look(OLD))
+    host = fake(looks(OLD))
     with pytest.raises(RunbookError, match="the full canary says degraded") as failed:
         _deploy(host)
     assert asked == ["gate", "full", "gate"]
-    assert _steps(host)[-3:] == BACK
+    assert steps(host)[-3:] == BACK
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "failed"
     assert "release 1 (profile baseline) serves again" in str(failed.value)
 
@@ -324,7 +324,7 @@ def test_a_profile_without_room_for_a_cache_is_refused_and_a_tight_one_warned_ab
 
 def _two(*deaths: int) -> tuple[FakeHost, FakeHost]:
     """Two hosts, of which the second dies at these starts."""
-    head, second = _host(_look(OLD)), _host(_look(OLD), *deaths)
+    head, second = fake(looks(OLD)), fake(looks(OLD), *deaths)
     second.name = "second"
     return head, second
 
@@ -343,7 +343,7 @@ def test_one_server_on_two_hosts_is_written_started_and_promoted_on_both() -> No
     head, second = _two()
     assert _deploy_two(head, second).verdict == "promoted"
     good = ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
-    assert (_steps(head), _steps(second)) == (good, good)
+    assert (steps(head), steps(second)) == (good, good)
     argv = [json.loads(one.archives[0]["argv.json"][1]) for one in (head, second)]
     assert [words[words.index("--node-rank") + 1] for words in argv] == ["0", "1"]
     kept = json.loads(head.archives[0]["release.json"][1])
@@ -355,4 +355,4 @@ def test_a_death_on_the_second_takes_both_back() -> None:
     with pytest.raises(RunbookError, match="release 2 died") as failed:
         _deploy_two(head, second)
     assert "release 1 (profile baseline) serves again" in str(failed.value)
-    assert (_steps(head)[-3:], _steps(second)[-3:]) == (BACK, BACK)
+    assert (steps(head)[-3:], steps(second)[-3:]) == (BACK, BACK)

@@ -1,0 +1,67 @@
+"""A rollback from its first look to its end: it has to pass the gate as a new release has."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from runbooks.deploy import gate, rollback_hosts
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.session import Session
+from tests.deploy.deploy_fake import FakeHost, silent
+from tests.deploy.test_deploy_flow import HOST, LOADED, OLD, canary_says, fake, looks, steps
+from tests.deploy.test_deploy_releases import GOOD
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "POLL", 0.0)
+    monkeypatch.setattr(gate, "COMES_BACK", 0.0)
+    canary_says(monkeypatch, "healthy")
+
+
+def _roll_back(host: FakeHost, monkeypatch: pytest.MonkeyPatch, to: int | None = None) -> tuple[int, list[str]]:
+    report, events = silent()
+    session = Session(LOADED, [HOST], report, True)
+    monkeypatch.setattr(session, "connect", lambda _name: nullcontext(host.conn))
+    return rollback_hosts(session, to), [event.text for event in events if event.kind == "result"]
+
+
+SECOND = replace(GOOD, number=2, content="1" * 12)
+
+
+def test_a_rollback_has_to_pass_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = fake(looks(OLD, SECOND, current=2))
+    code, said = _roll_back(host, monkeypatch)
+    assert (code, steps(host)) == (0, ["switch 1", "restart --no-block"])
+    assert said[-1].startswith("release 1 (profile baseline) serves again after")
+
+
+def test_a_rollback_that_speaks_nonsense_goes_forth_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    canary_says(monkeypatch, "nan")
+    host = fake(looks(OLD, SECOND, current=2))
+    with pytest.raises(RunbookError, match="the gate canary says nan") as failed:
+        _roll_back(host, monkeypatch)
+    assert steps(host) == ["switch 1", "restart --no-block", "switch 2", "restart --no-block"]
+    assert json.loads(host.put_files["/opt/runbooks/releases/1/release.json"])["verdict"] == "failed"
+    assert "release 2, which served before, serves again" in str(failed.value)
+
+
+def test_a_rollback_to_no_release_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = fake(looks(OLD))
+    with pytest.raises(UsageError, match="there is no release 9; there are: 1"):
+        _roll_back(host, monkeypatch, 9)
+    with pytest.raises(RunbookError, match="no earlier release that worked"):
+        _roll_back(host, monkeypatch)
+    assert steps(host) == []
+
+
+def test_a_server_on_two_hosts_is_rolled_back_on_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = fake(looks(replace(OLD, hosts=(HOST, "second")), SECOND, current=2))
+    with pytest.raises(UsageError, match="second is not chosen") as refused:
+        _roll_back(host, monkeypatch)
+    assert refused.value.next == f"invoke rollback --hosts {HOST} --hosts second"
+    assert steps(host) == []
