@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,24 @@ mkdir -p {work} && cd {work} || exit 1
 kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null && echo running
 [ ! -e out/state.json ] || echo unfinished
 """
-_STOP = """\
-kill -TERM "$(cat pid)" 2>/dev/null
-i=0; while [ $i -lt 300 ] && kill -0 "$(cat pid)" 2>/dev/null; do sleep 0.1; i=$((i+1)); done
-"""
+# `$JOB/stop` appears when somebody wants the job to end; $$ is this shell's, and then the load generator's.
+_STOP = '( while sleep 0.3 && kill -0 $$; do [ ! -e "$JOB/stop" ] || { kill -TERM $$; break; }; done ) 2>/dev/null &\n'
 
 
 def run_bench(
-    conn: Connection, loaded: Loaded, host: str, *, options: BenchOptions, report: Reporter, out: Path
+    conn: Connection,
+    loaded: Loaded,
+    host: str,
+    *,
+    options: BenchOptions,
+    report: Reporter,
+    out: Path,
+    stopping: Callable[[], object] = lambda: False,
 ) -> BenchResult:
     """Run the sweep of the inventory on a host, and leave a results folder below `out`.
 
-    Raises RunbookError when nothing could be measured: no server, or one that has other requests. Ctrl-C stops the
-    load generator and keeps what it measured: the result then says that it was interrupted.
+    Raises RunbookError when nothing could be measured: no server, or one that has other requests. When
+    `stopping()` becomes true, the load generator stops and keeps what it measured: the result then says so.
     """
     asked = options.checked(loaded.inventory.bench)
     key = loaded.secret(loaded.inventory.server.api_key) if loaded.inventory.server.api_key else None
@@ -61,7 +67,7 @@ def run_bench(
     load = _load(loaded, host, options)
     remote = f"{paths.STATE}/bench/{hashlib.sha256(json.dumps(load).encode()).hexdigest()[:12]}"
     _prepare(conn, remote, options, report)
-    interrupted = _drive(conn, load, options, asked, key, remote, follower, report)
+    interrupted = _drive(conn, load, options, asked, key, remote, follower, report, stopping)
     release = _release(conn)
     folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{host}-{release.get('profile', 'no-release')}"
     _bring_home(conn, remote, folder)
@@ -161,6 +167,7 @@ def _drive(
     remote: str,
     follower: Follower,
     report: Reporter,
+    stopping: Callable[[], object],
 ) -> bool:
     """Run the load generator to its end. True when it was interrupted and left a partial result.
 
@@ -179,14 +186,19 @@ def _drive(
     # Ends with the load generator, whose process this shell becomes; nice: it must not cost a stamp.
     beside = shlex.join(["nice", "-n", "10", "python3", sampler, "--out", f"out/{hardware.FILE}"])
     script += f"{beside} --beside $$ >/dev/null 2>&1 &\n"
+    script += _STOP
     script += f"exec {shlex.join(['python3', artefact, '--out', 'out', *load])} $more\n"
     limit = 120.0 + len(asked.loads) * (asked.settings.warmup + asked.settings.window + RAMP)
-    try:
-        job = run_job(conn, "bench", script, limit=limit, report=report, uploads=uploads, on_line=follower.line)
-    except KeyboardInterrupt:
-        report.note("stopping the load generator; what it measured is kept", host=conn.name, level="warning")
-        conn.ask(f"cd {quote(remote)} && {{ {_STOP} }}", deadline=40.0)
-        return True
+    job = run_job(
+        conn,
+        "bench",
+        script,
+        limit=limit,
+        report=report,
+        uploads=uploads,
+        on_line=follower.line,
+        stopping=stopping,
+    )
     if job.rc and job.rc != INTERRUPTED:
         raise _failure(follower.error, job.rc, job.tail, conn.name)
     return job.rc == INTERRUPTED

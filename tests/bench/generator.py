@@ -18,7 +18,7 @@ def words(pyz: Path, url: str, out: Path, *more: str, python: str = sys.executab
 def measured(pyz: Path, url: str, out: Path, *more: str, **env: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit code, and the events that it told."""
     done = subprocess.run(
-        words(pyz, url, out, *more), capture_output=True, text=True, timeout=60, check=False, env=env or None
+        words(pyz, url, out, *more), capture_output=True, text=True, timeout=240, check=False, env=env or None
     )
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,81 @@
+"""The load generator against the real SGLang on this machine's CPU: a healthy tiny model, and one that makes NaN.
+
+Slow: the engine is downloaded into the lab's cache first (minutes, once), and takes half a minute to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import engine
+from runbooks.bench.loadgen import rawlog
+from runbooks.bench.loadgen.summary import points_of
+from runbooks.bench.validity import Limits, faults
+from runbooks.engine.errors import UsageError
+from tests.bench.generator import measured
+from tests.lab.sglang_standin import free_port, wait_for
+
+pytestmark = pytest.mark.slow
+
+CPU = "--device cpu --attention-backend torch_native --mem-fraction-static 0.05 --max-total-tokens 16384"
+FLAGS = f"{CPU} --enable-metrics --enable-cache-report --disable-radix-cache --served-model-name glm-5".split()
+SWEEP = ("--concurrency", "1,2,4,8", "--window", "6", "--warmup", "1", "--drain", "30", "--silence", "30")
+
+
+@contextmanager
+def served(model: str, folder: Path) -> Iterator[str]:
+    try:
+        made = engine.prepare(print)
+    except UsageError as missing:
+        pytest.skip(str(missing))
+    port, log = free_port(), folder / "server.log"
+    words = ["--model-path", str(made.models / f"{engine.PREFIX}{model}"), "--port", str(port), *FLAGS]
+    with log.open("wb") as out:
+        command = [str(made.python), "-m", "sglang.launch_server", *words]
+        process = subprocess.Popen(
+            command, env={**os.environ, **engine.ENVIRONMENT}, stdout=out, stderr=out, cwd=folder
+        )
+    try:
+        wait_for(lambda: b"ready to roll" in log.read_bytes() or process.poll() is not None, "the real SGLang", 240)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()  # its workers end with it
+        process.wait(timeout=60)
+
+
+def judged(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
+    info = json.loads((folder / "run.json").read_text())["server_info_before"]
+    logs = sorted(folder.glob("*.bin"))
+    points = points_of((log.name, rawlog.decode(log.read_bytes())) for log in logs)
+    return [(point, faults(point, Limits.of(info), None)) for point in points]
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "generate"])
+def test_it_agrees_with_the_servers_own_counters(pyz: Path, tmp_path: Path, api: str) -> None:
+    """All three APIs, with prompts of an exact length in a tokenizer in which words are many tokens."""
+    with served("healthy", tmp_path) as url:
+        rc, _ = measured(pyz, url, tmp_path / "out", *SWEEP, "--api", api)
+    assert rc == 0
+    for point, found in judged(tmp_path / "out"):
+        assert abs(point["server"]["difference"]) <= 0.01, point["server"]
+        assert point["tokens"]["prompt_off"] == 0
+        assert not [fault for fault in found if "tokens" in fault or "failed" in fault], found
+
+
+def test_every_point_of_a_model_that_makes_nan_is_invalid(pyz: Path, tmp_path: Path) -> None:
+    """`sglang.bench_serving` calls the same run successful: 40 of 40, at 665 tok/s."""
+    with served("nan-layer", tmp_path) as url:
+        rc, _ = measured(pyz, url, tmp_path / "out", *SWEEP, "--temperature", "0", "--top-p", "1")
+    assert rc == 0
+    found = judged(tmp_path / "out")
+    assert len(found) == 4
+    for _, reasons in found:
+        assert any("garbage: '!!!!'" in reason for reason in reasons), reasons
