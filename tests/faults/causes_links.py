@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.machine import create_key
 from runbooks.engine.secret import Secret
-from tests.faults.faults_world import Ran, World, slow
+from tests.faults.faults_world import Ran, World, make_pat, slow
 
 SSHD = "/etc/ssh/sshd_config.d/00-fault.conf"
 
@@ -109,11 +109,7 @@ def no_login_shell(world: World) -> Ran:
 
 
 def _pat(world: World, rule: str) -> dict[str, Any]:
-    world.sh(
-        "id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat; echo 'pat:right horse' | chpasswd;"
-        "install -d -m 700 -o pat /home/pat/.ssh; install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/;"
-        f"printf '{rule}\\n' >/etc/sudoers.d/pat"
-    )
+    make_pat(world.guest, rule=rule)
     world.undo("rm -f /etc/sudoers.d/pat")
     return {"user": "pat"}
 
@@ -135,7 +131,7 @@ def sudo_with_password(world: World) -> Ran:
 
 
 def requiretty(world: World) -> Ran:
-    return world.run(target=_pat(world, "Defaults:pat requiretty\\npat ALL=(ALL) NOPASSWD: ALL"))
+    return world.run(target=_pat(world, "Defaults:pat requiretty\npat ALL=(ALL) NOPASSWD: ALL"))
 
 
 def slow_sudo(world: World) -> Ran:

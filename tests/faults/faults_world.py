@@ -46,6 +46,16 @@ def slow(seconds: int, *, name: str = "slow") -> Command:
     return Command(name=name, script=script, creates=f"{ROOT}/{name}", limit=60)
 
 
+def make_pat(guest: Guest, *, password: str = "right horse", rule: str = "pat ALL=(ALL) ALL") -> None:
+    """A login of a person, with a key, a password and a rule of sudo."""
+    guest.run("id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat; chpasswd", stdin=f"pat:{password}\n")
+    guest.run(
+        "install -d -m 700 -o pat /home/pat/.ssh; install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/;"
+        "cat >/etc/sudoers.d/pat",
+        stdin=rule + "\n",
+    )
+
+
 class Said(Recorder):
     def __init__(self) -> None:
         super().__init__()

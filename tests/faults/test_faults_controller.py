@@ -20,7 +20,7 @@ from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
-from tests.faults.faults_world import ROOT, Said, World
+from tests.faults.faults_world import ROOT, Said, World, make_pat
 
 pytestmark = pytest.mark.lab
 
@@ -156,11 +156,7 @@ def test_through_a_jump_host(world: World, bastion: Guest) -> None:
 @pytest.mark.slow
 def test_a_reboot_through_a_jump_host_by_a_user_with_a_sudo_password(world: World, bastion: Guest) -> None:
     """Where a proxy keeps its channel open other tools wait for ever, or trip over what the password left behind."""
-    world.sh(
-        "id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat; echo 'pat:right horse' | chpasswd;"
-        "install -d -m 700 -o pat /home/pat/.ssh; install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/;"
-        "echo 'pat ALL=(ALL) ALL' >/etc/sudoers.d/pat"
-    )
+    make_pat(world.guest)
     world.undo("rm -f /etc/sudoers.d/pat")
     way = {"proxy_jump": f"root@{bastion.address}", "user": "pat", "sudo_password": Secret("right horse")}
     before = world.guest.boot_id()

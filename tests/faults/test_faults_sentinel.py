@@ -15,6 +15,7 @@ import yaml
 
 from lab.guest import Guest
 from lab.lab import Lab
+from tests.faults.faults_world import make_pat
 from tests.faults.terminal import INVOKE, on_a_terminal
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -59,11 +60,7 @@ class Road:
 
 @pytest.fixture
 def road(lab: Lab, guest: Guest, tmp_path: Path) -> Road:
-    guest.run("useradd -m -s /bin/bash pat; chpasswd", stdin=f"pat:{SUDO}\n")
-    guest.run(
-        "install -d -m 700 -o pat /home/pat/.ssh; install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/;"
-        "echo 'pat ALL=(ALL) ALL' >/etc/sudoers.d/pat"
-    )
+    make_pat(guest, password=SUDO)
     for name, value in (("sudo", SUDO), ("key", KEY), ("token", TOKEN)):
         (tmp_path / name).write_text(value + "\n")
         (tmp_path / name).chmod(0o600)

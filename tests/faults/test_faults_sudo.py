@@ -13,17 +13,12 @@ from lab.lab import Lab
 from runbooks.engine.errors import Unreachable
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
+from tests.faults.faults_world import make_pat
 from tests.faults.terminal import INVOKE, on_a_terminal
 
 pytestmark = pytest.mark.lab
 PASSWORD = "touch /tmp/ran; right horse"  # as a command it would leave a mark
 
-_PAT = f"""\
-id pat >/dev/null 2>&1 || useradd -m -s /bin/bash pat
-echo 'pat:{PASSWORD}' | chpasswd
-install -d -m 700 -o pat /home/pat/.ssh
-install -o pat -m 600 /root/.ssh/authorized_keys /home/pat/.ssh/
-"""
 # Debian 12 has none; that of 13 brings its own C library, so the guest is thrown away afterwards.
 _SUDO_RS = """\
 mirror=$(sed -n 's/^URIs: //p' /etc/apt/sources.list.d/*.sources | head -n 1)
@@ -39,7 +34,7 @@ def rust(lab: Lab) -> Iterator[Guest]:
     """A guest whose sudo is the real sudo-rs."""
     guest = lab.add()
     try:
-        guest.run(_PAT)
+        make_pat(guest, password=PASSWORD)
         assert "sudo-rs" in guest.run(_SUDO_RS, timeout=300).stdout
         yield guest
     finally:
@@ -85,7 +80,7 @@ def test_sudo_rs_refuses(rust: Guest, rule: str, password: str | None, said: str
 
 def test_a_person_is_asked_once_for_all_hosts(guest: Guest, tmp_path: Path) -> None:
     """On a terminal, without an echo; two hosts whose login is the same person's."""
-    guest.run(_PAT + "printf 'pat ALL=(ALL) ALL\\n' >/etc/sudoers.d/pat")
+    make_pat(guest, password=PASSWORD)
     text = guest.keys.joinpath("inventory.yaml").read_text()
     login = f"address: {guest.address}, user: pat, sudo: password, key: {guest.keys}/id_ed25519"
     text = re.sub(r"(?ms)^hosts:\n.*?\n\n", f"hosts:\n  one: {{{login}}}\n  two: {{{login}}}\n\n", text)
