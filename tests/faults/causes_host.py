@@ -145,9 +145,15 @@ def out_of_memory(world: World) -> Ran:
     """The kernel's own kill: the step is moved into a control group of 64 MB, and then wants more."""
     group = MemoryGroup(limit=64 * 1024 * 1024)
     world.cleanup.append(group.remove)
-    script = f"echo hungry; sleep 2; head -c 600M /dev/zero | tail -c 500M >/dev/null; : >{ROOT}/hungry"
+    eat = "head -c 600M /dev/zero | tail -c 500M >/dev/null"
+    script = f"echo hungry; while [ ! -e {ROOT}/go ]; do sleep 0.1; done; {eat}; : >{ROOT}/hungry"
     hungry = Command(name="hungry", script=script, creates=f"{ROOT}/hungry", limit=60)
-    ran = world.run([hungry], when={"hungry": lambda: group.take(world.guest.run("cat /etc/machine-id").stdout)})
+
+    def take() -> None:
+        group.take(world.sh("cat /etc/machine-id"))
+        world.sh(f": >{ROOT}/go")
+
+    ran = world.run([hungry], when={"hungry": take})
     assert group.kills() > 0, "the kernel did not kill anything"
     return ran
 
