@@ -63,7 +63,13 @@ class Played:
             at = window[1] + 10**9
         (folder / "hardware.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
         info = {"tp_size": 8, "cuda_graph_max_bs_decode": 64, "max_running_requests": 64, "disable_cuda_graph": False}
-        loadgen = {"input_len": PROMPT, "output_len": ANSWER, "sweep": STREAMS, "server_info_before": info | self.info}
+        loadgen = {
+            "api": "chat",
+            "input_len": PROMPT,
+            "output_len": ANSWER,
+            "sweep": STREAMS,
+            "server_info_before": info | self.info,
+        }
         run = {
             "format": 1, "host": "played", "release": {}, "loadgen": loadgen, "reference": {}, "canary": None,
             "gpus": {"name": "NVIDIA RTX PRO 6000 Blackwell Server Edition", "count": 8},
