@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lab.standins.sglang.src.knobs import FAILURES
+from runbooks.canary.probe.battery import burst
 from runbooks.canary.probe.client import Endpoint
 from runbooks.canary.probe.run import Canary
 from tests.lab.sglang_standin import Server, running
@@ -48,10 +49,11 @@ def test_every_failure_mode_has_its_verdict() -> None:
 @pytest.mark.parametrize("fail", KINDS)
 def test_a_failure_mode(fail: str, tmp_path: Path) -> None:
     verdict, kinds = KINDS[fail]
-    knobs = {"fail": fail, "detail": 4, "c0": 10} if fail else {}
+    busy = fail == "nan_busy"  # asked only that, and slow enough that its requests meet on any machine
+    knobs = {"fail": fail, "detail": 4, "c0": 200 if busy else 0} if fail else {}
     until = "Uvicorn running" if fail == "never_ready" else "ready to roll"
     with running(tmp_path, "--enable-metrics", knobs=knobs, until=until) as server:
-        said, end, _ = ask(server, log=server.log)
+        said, end, _ = ask(server, log=server.log, prompts=(burst(8),) if busy else ())
     found = {one["kind"] for one in end["findings"] if one["grade"] != "note"}
     assert (said, kinds <= found) == (verdict, True), (found, end["findings"])
 
