@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", action="append", choices=["healthy", *FAULTS], help="repeat it; default: all")
     parser.add_argument("--healthy", type=int, metavar="RUNS", help="only healthy engines, so many runs in all")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine ends with us
     engines = options.engine or list(ENGINES)
     faults = options.fault or ["healthy", *FAULTS]
     found = []
