@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -54,27 +55,23 @@ def run(client: Client, work: Work, limit: float = LIMIT) -> tuple[float, Told |
         out = Path(folder)
         argv = client.argv(work, out)
         before = _cpu()
-        try:
-            done = subprocess.run(
-                argv,
-                env={**os.environ, **client.environment()},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            return _cpu() - before, f"hangs (ended after {limit:.0f} s)"
+        environment = {**os.environ, **client.environment()}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(argv, env=environment, cwd=folder, text=True, start_new_session=True, **pipes) as process:
+            try:
+                printed, errors = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+                process.communicate()
+                return _cpu() - before, f"hangs (ended after {limit:.0f} s)"
         used = _cpu() - before
         try:
-            return used, client.read(out, done.stdout)
+            return used, client.read(out, printed)
         except (OSError, ValueError, LookupError, StopIteration, TypeError) as error:
-            words = (done.stderr + done.stdout).strip().splitlines()
+            words = (errors + printed).strip().splitlines()
             return (
                 used,
-                f"ended with {done.returncode}, no result ({type(error).__name__}: {words[-1][:80] if words else ''})",
+                f"ended with {process.returncode}, no result ({type(error).__name__}: {words[-1][:80] if words else ''})",
             )
 
 
