@@ -123,7 +123,11 @@ FAULTS: dict[str, Fault] = {
         cured=False,
         mend=_edit("user: root@pam!typo\n", "user: root@pam!lab\n"),
     ),
-    "vm-start": Fault("the VM is switched off", _invoke("vm.shutdown", "--yes"), mend=_SERVED),
+    "vm-start": Fault(
+        "the VM is switched off",
+        _invoke("vm.shutdown", "--yes"),
+        mend=_both(_invoke("provision", "--tags", "vm", "--yes"), _SERVED),
+    ),
     "gpu-reset": Fault(
         "a card answers ffff",
         _on_node(f"d=$(ls {PCI} | head -n 1); printf '\\377\\377\\377\\377' >{PCI}/$d/config"),

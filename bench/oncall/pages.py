@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.oncall.faults import FAULTS
+from bench.oncall.faults import FAULTS, Fault
 from bench.oncall.world import HOST, World
 from runbooks import oncall
 from runbooks.engine.errors import RunbookError
@@ -50,7 +50,15 @@ def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
                     ran = ran and code in (0, 3)
                 yield Ran(page, block.name, fault.what, code, ran, time.monotonic() - begun, said)
         finally:
-            fault.mend(world)
+            _mend(world, fault)
+
+
+def _mend(world: World, fault: Fault) -> None:
+    """A world that cannot be put right spoils the pages after it, and those tell; the pages before it stay told."""
+    try:
+        fault.mend(world)
+    except (RunbookError, AssertionError) as error:
+        print(f"       the world after '{fault.what}' is not right again: {str(error)[-300:]}", flush=True)
 
 
 def _run(world: World, block: Block) -> tuple[int, str]:
