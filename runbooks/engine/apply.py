@@ -40,7 +40,7 @@ echo "{mark} end {number} $rb_rc"
 _ENDS = {
     124: "took longer than its limit, and was ended",
     137: "was killed from outside (signal 9); most often the kernel does that when memory runs out: journalctl -k",
-    143: "was cancelled",
+    143: "was cancelled, or ended by a shutdown of the host",
 }
 
 

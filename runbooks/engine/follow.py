@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from runbooks import paths
 from runbooks.engine.errors import NoAnswer, StepFailed, Unreachable
@@ -18,6 +19,7 @@ TICK = 0.1  # seconds between two looks at a job's log, there on the host
 POLL_TICKS = 20  # one poll waits so many of them for something new
 IDLE_LIMIT = 5.0  # seconds that nobody may hold a job's lock: the launcher takes that long at worst
 TAIL_LINES = 40
+TERMINATED = "143"  # the exit code of a job whose supervisor got a TERM
 MARK = "::rb::"  # begins a line of the log that the engine wrote for itself: where a step begins and ends
 PATIENCE = 600.0  # seconds that a lost link may take to come back while a job is followed
 
@@ -172,6 +174,8 @@ class _Follower:
             self._refuse_idle(state)
             if state not in ("running", "idle") and not self._more:
                 self._take(b"\n" if self._rest else b"")
+                if state == TERMINATED and not self._same_boot():  # a shutdown ends jobs as a cancel does
+                    self._refuse("the host restarted while the job was at work")
                 return int(state)
 
     def _refuse_idle(self, state: str) -> None:
@@ -181,11 +185,18 @@ class _Follower:
             return
         self._idle_since = self._idle_since or time.monotonic()
         if time.monotonic() - self._idle_since > IDLE_LIMIT:
-            same = f'[ "$(cat {quote(self._folder)}/boot_id)" = "$(cat /proc/sys/kernel/random/boot_id)" ] && echo yes'
-            here = self._ask_patiently(same)
-            what = "the job was killed before it ended" if here else "the host restarted while the job was at work"
-            raise StepFailed(what, host=self._connection.name, details=self.tail[-10:])
+            here = self._same_boot()
+            self._refuse(
+                "the job was killed before it ended" if here else "the host restarted while the job was at work"
+            )
         time.sleep(0.1)
+
+    def _same_boot(self) -> bool:
+        same = f'[ "$(cat {quote(self._folder)}/boot_id)" = "$(cat /proc/sys/kernel/random/boot_id)" ] && echo yes'
+        return bool(self._ask_patiently(same))
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise StepFailed(what, host=self._connection.name, details=self.tail[-10:])
 
     def _poll(self) -> str:
         where = {"folder": quote(self._folder), "offset": self._offset, "next": self._offset + 1}

@@ -67,11 +67,11 @@ FAULTS = {
     "job-cancelled": Fault(host.job_cancelled, "was cancelled"),
     "over-its-limit": Fault(host.over_its_limit, "longer than its limit"),
     "job-folder-removed": Fault(host.job_folder_removed, "folder .* is gone"),
-    "rebooted-in-a-job": Fault(host.rebooted_in_a_job, "the host restarted while", within=90),
+    "rebooted-in-a-job": Fault(host.rebooted_in_a_job, "the host restarted while|by a shutdown of the host", within=90),
     "power-lost-in-a-job": Fault(host.power_lost_in_a_job, "the host restarted while", within=90),
     "another-run": Fault(host.another_run, r"(?s)ann@desk.*invoke unlock"),
     "not-a-debian": Fault(host.not_a_debian, "which system it runs"),
-    "loud-step": Fault(host.loud_step, "", recovers=True, within=90),
+    "loud-step": Fault(host.loud_step, "", recovers=True, within=240),
 }
 SLOW = {
     "loud-step", "rebooted-in-a-job", "power-lost-in-a-job", "answers-stop", "apt-locked", "dpkg-interrupted",

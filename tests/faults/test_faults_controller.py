@@ -86,12 +86,12 @@ def test_killed_at_a_random_moment(world: World, tmp_path: Path, seed: int) -> N
 
 def test_killed_in_a_step_the_rerun_meets_its_job(world: World, tmp_path: Path) -> None:
     """The lock of the dead run is taken over, its job waited for, and nothing runs twice at once."""
-    controller = Controller(world, tmp_path, "--seconds", "4")
+    controller = Controller(world, tmp_path, "--seconds", "8")
     controller.until("at work 2")
     controller.signal(signal.SIGKILL)
     controller.end()
     assert "supervisor" in world.sh("pgrep -fa '[j]obs/.*/supervisor'")
-    again = Controller(world, tmp_path, "--seconds", "4")
+    again = Controller(world, tmp_path, "--seconds", "8")
     assert again.end() == 0, again.text
     assert "a job of an earlier run is at work" in again.text
     assert world.wrong() == []
