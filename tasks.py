@@ -214,13 +214,14 @@ def collectives(
     help={
         "run": "a results folder (default: the bundled example)",
         "out": "where to write (default: into the run itself; the example's goes to results/example)",
+        "baseline": "another results folder, to stand beside it in tables and charts",
     },
 )
-def report(context: Context, run: str = "", out: str = "") -> int:
+def report(context: Context, run: str = "", out: str = "", baseline: str = "") -> int:
     """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
 
-    return report_only(run or None, out or run or "results/example")
+    return report_only(run or None, out or run or "results/example", baseline=baseline)
 
 
 @command(positional=["before", "now"], help={"before": "a results folder", "now": "another"})

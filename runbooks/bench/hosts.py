@@ -46,13 +46,18 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
     return 1 if failed or not all(outcome.value.valid for outcome in outcomes if outcome.value is not None) else 0
 
 
-def report_only(run: str | Path | None, out: str | Path, reporter: Reporter | None = None) -> int:
-    """Judge a results folder again (default: the example), say it, and write its report below `out`."""
+def report_only(
+    run: str | Path | None, out: str | Path, reporter: Reporter | None = None, *, baseline: str = ""
+) -> int:
+    """Judge a results folder again (default: the example), say it, and write its report below `out`.
+
+    `baseline`: another folder to stand beside it; UsageError where that measured something else.
+    """
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
         result = assess(Path(run) if run else EXAMPLE)
         report.show(result, reporter)
-        report.write(result, writable(Path(out)))
+        report.write(result, writable(Path(out)), assess(Path(baseline)) if baseline else None)
         reporter.note(f"report: {Path(out) / 'report.html'}", level="good")
     finally:
         reporter.close()

@@ -20,6 +20,8 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     """The verdict, the table, the reasons of what is INVALID, and where the report is."""
     verdict = result.verdict
     reporter.heading(f"{verdict.word}: {verdict.line}")
+    if about := result.run.get("about"):
+        reporter.note(f"what this is: {about}", host=host, level="warning")
     title = "tok/s: end to end; decode: while all streams decode; times in ms"
     reporter.table(title, tables.SCREEN, tables.short_rows(result), host=host)
     for point in result.points:
