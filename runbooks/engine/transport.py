@@ -248,21 +248,25 @@ class Connection:
         if connection.gateway is None:
             login["sock"] = _open_socket(connection.host, connection.port)
         connection.connect_timeout, connection.connect_kwargs = int(CONNECT_TIMEOUT), login
-        self._check_host_keys(connection.client)
+        port = connection.port
+        self._check_host_keys(connection.client, connection.host if port == 22 else f"[{connection.host}]:{port}")
         if hasattr(connection.gateway, "client"):  # else a ProxyCommand
             self._mend(connection.gateway)
 
-    def _check_host_keys(self, client: paramiko.SSHClient) -> None:
+    def _check_host_keys(self, client: paramiko.SSHClient, name: str) -> None:
         import paramiko
 
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        client.load_system_host_keys()  # the person's own ~/.ssh/known_hosts counts as well
         known = self.target.known_hosts
         if known.exists():
             try:
                 client.load_host_keys(str(known))
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(f"{known} cannot be read as known_hosts: {_reason(error)}") from None
+        if client.get_host_keys().lookup(name) is None:
+            # The person's own ~/.ssh/known_hosts tells of hosts that nobody pinned beside the inventory, and no others:
+            # Paramiko believes it first, and there may be an old line of the same address in it.
+            client.load_system_host_keys()
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(what, host=self.name, next=self.target.ssh, page="host-unreachable")

@@ -92,6 +92,28 @@ def test_a_host_that_comes_back_as_another_is_not_waited_for(monkeypatch: pytest
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize(("pinned", "believes"), [(True, "ours"), (False, "the person's")])
+def test_a_pin_beside_the_inventory_stands_above_the_persons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, believes: str
+) -> None:
+    """An address that was another machine's before: an old key in ~/.ssh/known_hosts does not speak for the new one."""
+    import paramiko
+
+    keys = {name: paramiko.ECDSAKey.generate() for name in ("ours", "the person's")}
+    line = {name: f"192.0.2.1 {key.get_name()} {key.get_base64()}\n" for name, key in keys.items()}
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/known_hosts").write_text(line["the person's"])
+    (tmp_path / "known_hosts").write_text(line["ours"] if pinned else "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    client = paramiko.SSHClient()
+    target = Target(name="h", address="192.0.2.1", known_hosts=tmp_path / "known_hosts")
+    Connection(target)._check_host_keys(client, "192.0.2.1")
+    first, second = vars(client)["_system_host_keys"], client.get_host_keys()  # the order in which Paramiko looks
+    known = first.lookup("192.0.2.1") or second.lookup("192.0.2.1")
+    assert known is not None
+    assert next(iter(known.values())) == keys[believes]
+
+
 def test_our_marks_and_a_power_cuts_zeros_are_not_in_a_tail() -> None:
     lines: list[str] = []
     follower = _Follower(Connection.__new__(Connection), "/x", lines.append, lambda: False)

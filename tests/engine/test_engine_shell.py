@@ -78,7 +78,7 @@ def test_a_known_hosts_that_is_no_text_and_a_key_that_is_not_there(tmp_path: Pat
     known.write_bytes(bytes(range(256)))
     target = Target(name="x", address="127.0.0.1", port=9, known_hosts=known)
     with Connection(target) as connection, pytest.raises(UsageError, match="cannot be read as known_hosts"):
-        connection._check_host_keys(paramiko.SSHClient())
+        connection._check_host_keys(paramiko.SSHClient(), "192.0.2.1")
     lost = dataclasses.replace(target, known_hosts=tmp_path / "none", key=tmp_path / "id")
     with Connection(lost) as connection, pytest.raises(UsageError, match="the key file"):
         connection.ask(":")
