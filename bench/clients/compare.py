@@ -68,11 +68,8 @@ def run(client: Client, work: Work, limit: float = LIMIT) -> tuple[float, Told |
         try:
             return used, client.read(out, printed)
         except (OSError, ValueError, LookupError, StopIteration, TypeError) as error:
-            words = (errors + printed).strip().splitlines()
-            return (
-                used,
-                f"ended with {process.returncode}, no result ({type(error).__name__}: {words[-1][:80] if words else ''})",
-            )
+            last = ["", *(errors + printed).strip().splitlines()][-1][:80]
+            return used, f"ended with {process.returncode}, no result ({type(error).__name__}: {last})"
 
 
 def _cpu() -> float:

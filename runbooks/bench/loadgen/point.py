@@ -91,7 +91,7 @@ def measure(
     count = processes_for(load.slots, load.processes or settings.processes)
     board = Board(count)
     parts = [out.with_suffix(f".{index}.part") for index in range(count)]
-    before = _settled(server)  # the last question about the prompts may not be counted yet
+    before = server.settled()  # the last question about the prompts may not be counted yet
     children = [
         _fork(board, index, _plan(server, shape, prompts, load, settings, count, index, parts[index]))
         for index in range(count)
@@ -115,7 +115,7 @@ def measure(
         point["window"][1] = point["window"][1] or now
         board.phase = CUT
         _reap(children)
-    counters["after"] = _settled(server) if not point["interrupted"] else server.counters()
+    counters["after"] = server.settled() if not point["interrupted"] else server.counters()
     point["counters"] = counters
     rawlog.join(out, point, parts)
     return point
@@ -204,16 +204,6 @@ def _until(ready: Callable[[], bool], limit: float) -> None:
     begin = time.perf_counter()
     while not ready() and time.perf_counter() - begin < limit:
         time.sleep(0.002)
-
-
-def _settled(server: Server) -> dict[str, Any] | None:
-    """The counters once nothing runs any more; SGLang updates its gauges up to a second or two late."""
-    for _ in range(15):
-        counters = server.counters()
-        if not counters or not (counters.get("running") or counters.get("queued")):
-            return counters
-        time.sleep(0.2)
-    return counters
 
 
 def _plan(

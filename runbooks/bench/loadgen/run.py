@@ -38,7 +38,7 @@ def run(options: Options, server: Server, tell: Tell) -> bool:
     shape = Shape(options.api, options.model or next(iter(models)), options.temperature, options.top_p)
     info = server.info()
     _fits(options, models.get(shape.model), info)
-    live = server.counters()
+    live = server.settled()
     others = ((live or {}).get("running") or 0) + ((live or {}).get("queued") or 0)
     if others and not options.force:
         raise BusyServer(f"the server has {others:.0f} live or queued requests; a measurement would disturb both")

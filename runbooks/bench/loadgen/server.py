@@ -61,6 +61,15 @@ class Server:
         found = parse_metrics(body.decode("utf-8", "replace"))
         return {"at": (before + after) // 2} | found if found else None
 
+    def settled(self) -> dict[str, Any] | None:
+        """The counters once nothing runs any more, or after three seconds: SGLang's gauges are late by one or two."""
+        for _ in range(15):
+            counters = self.counters()
+            if not counters or not (counters.get("running") or counters.get("queued")):
+                return counters
+            time.sleep(0.2)
+        return counters
+
     def info(self) -> dict[str, Any]:
         """/server_info (once /get_server_info) without anything that looks like a secret; {} where there is none."""
         for path in ("/server_info", "/get_server_info"):
