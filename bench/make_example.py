@@ -1,4 +1,4 @@
-"""`python -m bench.make_example [--out FOLDER]`: makes the bundled example results again.
+"""`python -m bench.make_example [--out FOLDER]`: a results folder of the simulated server, without a host.
 
 A real run of the load generator against the lab's simulated SGLang, whose speed is fitted to the published sweep that
 the inventory names. It shows what a report looks like; it says nothing about hardware, and the report says so.
@@ -20,7 +20,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from runbooks.bench import EXAMPLE
 from runbooks.bench.results import as_json
 from runbooks.bench.sweep import describe, finish
 from runbooks.inventory import load
@@ -32,7 +31,7 @@ SWEEP = "--self-check --input-len 512 --output-len 128 --warmup 2 --window 12 --
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=EXAMPLE)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "simulated")
     parser.add_argument("--port", type=int, default=18451)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
