@@ -44,6 +44,11 @@ class Client:
             time.sleep(0.05)
         return False
 
+    @property
+    def tail(self) -> str:
+        """The last failures, a line each: time, status and the end of what was said."""
+        return "\n".join(one[:16] + one[-40:] for one in self.went_wrong[-6:]) + f"\n{time.time():.1f} {self.ends}"
+
     def _ask(self, streamed: bool) -> None:
         while not self._stop.is_set():
             body = {

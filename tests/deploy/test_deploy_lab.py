@@ -88,7 +88,7 @@ def test_a_broken_one_leaves_the_old_one_serving(site: Site, profile: str, knobs
     with site.client() as client:
         with pytest.raises(RunbookError, match=part) as failed:
             site.deploy(profile)
-        assert client.all_good_from_now(), client.went_wrong[-3:]
+        assert client.all_good_from_now(), f"{failed.value} {client.tail}"
     assert "release 2 (profile final) serves again" in str(failed.value)
     assert failed.value.exit_code == 1
     assert (site.current, site.completion()) == ("2", "200")
