@@ -90,6 +90,7 @@ def _render(
         charts |= overtime.of(result)
     return environment.get_template(template).render(
         result=result,
+        folder=_from_here(result.folder),
         run=result.run,
         verdict=result.verdict,
         points=result.points,
@@ -111,6 +112,12 @@ def _render(
         compare_columns=compare.COLUMNS,
         compare_rows=compare.rows(against.points) if against else [],
     )
+
+
+def _from_here(folder: Path) -> Path:
+    """As people would type it: a report travels, and whose home it was made in is nobody's business."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def simulated(provenance: Mapping[str, Mapping[str, str]]) -> str | None:
