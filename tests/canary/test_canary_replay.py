@@ -99,3 +99,14 @@ def test_the_log_of_the_crash_names_nan() -> None:
     log = (DATA / "sglang0523-nan-crash.log").read_text()
     assert any(host.NAN_LINES.search(line) for line in log.splitlines())
     assert classify(log, "", {}).page == "nan-output"
+
+
+def test_what_a_server_says_once_in_its_life_counts_also_later(tmp_path: Path) -> None:
+    """SGLang's sanitiser warns once; its older detector with each request, and then only new lines count."""
+    log = tmp_path / "log"
+    log.write_text("Detected errors during sampling! NaN in the logits.\nready\n")
+    seen = host.Log(log)
+    assert seen.nan_line() is None
+    log.write_text("NaN detected in logits; values were sanitized before sampling.\n" + log.read_text())
+    assert "sanitized" in (host.Log(log).nan_line() or "")
+    assert host.Log(None).nan_line() is None

@@ -45,7 +45,16 @@ def nan_line(unit: str | None, since: float) -> str | None:
     journal = _run(
         ["journalctl", "-u", unit, "--since", f"@{since:.0f}", "-o", "cat", "--no-pager", "-q", "-n", "5000"]
     )
-    return _first_nan((journal or "").splitlines())
+    return _first_nan((journal or "").splitlines()) or _said_once(unit)
+
+
+def _said_once(unit: str) -> str | None:
+    """SGLang's sanitiser speaks once in a server's life, which may have been long ago."""
+    life = (_run(["systemctl", "show", unit, "-p", "InvocationID", "--value"]) or "").strip()
+    if not life:
+        return None
+    which = [f"_SYSTEMD_INVOCATION_ID={life}", "-g", "sanitized before sampling", "-n", "1"]
+    return _first_nan((_run(["journalctl", *which, "-o", "cat", "--no-pager", "-q"]) or "").splitlines())
 
 
 class Log:
@@ -58,8 +67,9 @@ class Log:
         if self.path is None or not self.path.exists():
             return None
         with self.path.open(errors="replace") as lines:
+            once = next((line.strip()[:200] for line in lines if "sanitized before sampling" in line), None)
             lines.seek(self.began if self.path.stat().st_size >= self.began else 0)  # it may have been rotated
-            return _first_nan(lines)
+            return _first_nan(lines) or once
 
 
 def _first_nan(lines: Iterable[str]) -> str | None:
