@@ -7,6 +7,7 @@ Slow: wheels and models are made once in the lab's cache, and a runtime is built
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,8 +83,11 @@ def test_a_crash_while_it_serves_is_mended_by_its_unit(site: Site) -> None:
     """The scheduler is killed, as the OOM killer does it; SGLang takes itself down, and systemd starts it again."""
     before = site.sh("systemctl show -p NRestarts --value sglang")
     site.sh("kill -KILL $(pgrep -f sglang::scheduler | head -n 1)")
+    until = time.monotonic() + 240
     with _client(site) as client:
-        assert any(client.all_good_from_now(3, 20) for _ in range(9)), client.went_wrong[-3:]
+        while not client.all_good_from_now() and time.monotonic() < until:
+            time.sleep(1)
+        assert client.all_good_from_now(), client.tail
     assert int(site.sh("systemctl show -p NRestarts --value sglang")) == int(before) + 1
 
 
