@@ -28,6 +28,7 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
+from runbooks.inventory.beside import beside
 from runbooks.inventory.shape import Server
 
 INTERRUPTED = 130  # the load generator's exit code for a partial result
@@ -206,8 +207,7 @@ def _drive(
 
 def url_of(server: Server) -> str:
     """As seen on the host itself."""
-    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
-    return f"http://{host}:{server.port}"
+    return f"http://{beside(server)}"
 
 
 def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host: str) -> RunbookError:

@@ -15,6 +15,7 @@ from runbooks.engine.errors import RunbookError
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
+from runbooks.inventory.beside import beside
 from runbooks.inventory.shape import Model, Server
 
 if TYPE_CHECKING:
@@ -131,12 +132,6 @@ def run_canary(
             page="server-down",
         )
     return reader.result()
-
-
-def beside(server: Server) -> str:
-    """Where the server is found from its own machine, as HOST:PORT."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
-    return f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
 
 
 def probe_words(artefact: str, server: Server, model: Model, battery: str) -> list[str]:

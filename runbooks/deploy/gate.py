@@ -22,6 +22,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
+from runbooks.inventory.beside import beside
 
 POLL = 1.0  # seconds between two looks
 ANSWER = 20  # seconds that one completion may take; the first compiles kernels, so it is asked again and again
@@ -193,9 +194,8 @@ def passed(start: Start, number: int, name: str, budget: float) -> Start:
 def ask(conn: Connection, endpoint: Endpoint, what: str) -> dict[str, Any]:
     """One question to the server, on the host. An answer that cannot be had is one with status 0."""
     source = (Path(__file__).parent / "probe.py").read_text()
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(endpoint.host, endpoint.host)
     question = {
-        "url": f"http://{host}:{endpoint.port}",
+        "url": f"http://{beside(endpoint)}",
         "key": endpoint.key.reveal() if endpoint.key else "",
         "model": endpoint.model,
         "ask": what,

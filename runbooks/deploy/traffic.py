@@ -20,6 +20,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
+from runbooks.inventory.beside import beside
 from runbooks.inventory.shape import Gateway, Inventory
 
 POLL = 1.0  # seconds
@@ -118,9 +119,8 @@ class Replica:
 def ask(conn: Connection, gateway: Gateway, key: Secret | None, what: str, url: str = "") -> list[dict[str, Any]]:
     """The gateway's workers, after one is added or removed. Raises RunbookError where it does not answer."""
     source = (Path(__file__).parent / "gateway_probe.py").read_text()
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(gateway.host, gateway.host)
     question = {
-        "url": f"http://{host}:{gateway.port}",
+        "url": f"http://{beside(gateway)}",
         "key": key.reveal() if key else "",
         "ask": what,
         "worker": url,

@@ -10,6 +10,7 @@ from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.report import Reporter
 from runbooks.health.look import look
 from runbooks.health.rules import Check, checks
+from runbooks.inventory.beside import beside
 
 if TYPE_CHECKING:
     from runbooks.engine.secret import Secret
@@ -41,11 +42,10 @@ def check(conn: Connection, loaded: Loaded, host: str, report: Reporter, key: Se
     began = time.monotonic()
     server, model = loaded.inventory.server, loaded.model_for(host)
     probe = push_zipapp(conn, "runbooks.canary.probe", "cli:main")
-    address = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     seen = look(
         conn,
         probe=probe,
-        url=f"http://{address}:{server.port}",
+        url=f"http://{beside(server)}",
         model_name=model.served_name,
         model_path=model.path,
         port=server.port,

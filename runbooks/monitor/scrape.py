@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runbooks.canary.run import beside
+from runbooks.inventory.beside import beside
 from runbooks.inventory.shape import Inventory
 
 RULES = "/etc/prometheus/glm5-rules.yaml"

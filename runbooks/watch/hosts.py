@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runbooks import paths
 from runbooks.canary.install import STATE
-from runbooks.canary.run import beside
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.step import quote
+from runbooks.inventory.beside import beside
 from runbooks.watch.screen import Row, draw, plain_lines
 
 if TYPE_CHECKING:

@@ -30,6 +30,8 @@ _TELLING = re.compile(
 )
 _HARMLESS = re.compile(r"Ignore import error|server_args=|Warning:|HTTP/1\.\d\"? (?:[1-4]\d\d|503)")
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of /etc/environment is not asked
+
 
 def main() -> int:
     server, unit, state = sys.argv[1:4]
@@ -51,7 +53,7 @@ def glance(server: str, unit: str, state: Path) -> dict[str, Any]:
 
 def _metrics(server: str) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://{server}/metrics", timeout=PATIENCE) as answer:
+        with _DIRECT.open(f"http://{server}/metrics", timeout=PATIENCE) as answer:
             text = answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError:
         return {"ready": True, "tokens": None, "run": None, "queue": None, "kv": None}  # it serves, without metrics
