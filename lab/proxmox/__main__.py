@@ -30,11 +30,23 @@ def main() -> None:
     api = Api((options.bind, options.port), pve, accounts, path)
     journal = (lab.folder / "pve-calls.jsonl").open("a", buffering=1)
     api.journal = lambda line: print(line, file=journal)
+    api.orders = lab.folder / "pve-faults.jsonl"
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        ended.set()
+        threading.Thread(target=api.shutdown, daemon=True).start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=api.shutdown).start())
+        signal.signal(number, end)
     print(f"Proxmox API (stand-in): {api.url}", flush=True)
-    with api, journal:
-        api.serve_forever()
+    with journal:
+        while not ended.is_set():
+            with api:
+                api.serve_forever()
+                api.cut()
+            if not ended.wait(api.away):
+                api = api.again()
 
 
 if __name__ == "__main__":

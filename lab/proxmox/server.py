@@ -26,14 +26,16 @@ PREFIX = "/api2/json"
 class Fault:
     """What goes wrong with the next `times` calls that match: `drop` the connection, or a status of pveproxy's own.
 
-    `after`: the call is done all the same, and only its answer is lost.
+    `after`: the call is done all the same, and only its answer is lost. `restart`: the API goes away for `seconds` with
+    every connection, as when its package is upgraded; tasks go on, as PVE's do.
     """
 
     method: str
     path: str
-    what: str  # "drop", "595", "596", "599"
+    what: str  # "drop", "restart", "595", "596", "599"
     after: bool = False
     times: int = 1
+    seconds: float = 3.0
 
 
 @dataclass
@@ -58,6 +60,9 @@ class Api(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         self.calls: list[tuple[str, str, dict[str, Any], str]] = []
         self.journal: Callable[[str], None] = lambda _line: None
+        self.orders: Path | None = None  # a file of faults, one JSON object a line, which the next call takes in
+        self.away = 0.0  # seconds to be gone for, once serve_forever has returned
+        self._certificate = certificate
         self._open: set[socket.socket] = set()
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(certificate)
@@ -82,11 +87,28 @@ class Api(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def leave(self, seconds: float) -> None:
+        """Go away; who serves us comes back with `again`."""
+        self.away = seconds
+        threading.Thread(target=self.shutdown, daemon=True).start()
+
+    def again(self) -> Api:
+        """The same API, come back at the same address."""
+        host, port = self.server_address[:2]
+        new = Api((str(host), int(port)), self.pve, self.accounts, self._certificate)
+        new.faults, new.calls, new.journal, new.orders = self.faults, self.calls, self.journal, self.orders
+        return new
+
     @property
     def url(self) -> str:
         return f"https://{self.server_address[0]!s}:{self.server_address[1]}"
 
     def take_fault(self, method: str, path: str) -> Fault | None:
+        with contextlib.suppress(FileNotFoundError):
+            if self.orders is not None:
+                ordered = self.orders.read_text().splitlines()
+                self.orders.unlink()
+                self.faults += [Fault(**json.loads(line)) for line in ordered]
         for fault in self.faults:
             if fault.method == method and fault.times > 0 and re.search(fault.path, path):
                 fault.times -= 1
@@ -140,7 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, reason, body)
 
     def _fail(self, fault: Fault) -> None:
-        if fault.what == "drop":
+        if fault.what == "restart":
+            self.server.leave(fault.seconds)
+        if fault.what in ("drop", "restart"):
             self.close_connection = True
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,19 @@ class World:
         new = self.calls()[count:]
         writes = sum(method != "GET" for method, _ in new)
         return len(new) - writes, writes
+
+    def trouble(self, *faults: tuple[str, str, str, bool]) -> None:
+        """What befalls the API next: (method, path, what, done all the same?); see lab.proxmox.server.Fault."""
+        names = ("method", "path", "what", "after")
+        lines = [json.dumps(dict(zip(names, fault, strict=True))) for fault in faults]
+        (self.lab.folder / "pve-faults.jsonl").write_text("\n".join(lines))
+
+    def tasks(self) -> list[str]:
+        """The kinds of all tasks that the node ever began for the VM."""
+        session = Session.open(inventory=str(self.inventory), plain=True)
+        node = session.loaded.inventory.nodes["pve"]
+        with session, client(session, "glm5-a", node) as api:
+            return [row["type"] for row in api.get("/nodes/pve/tasks", vmid=100, limit=500)]
 
     def args(self) -> str:
         """QEMU's own words in the VM's configuration, as the API tells it."""
@@ -256,10 +270,24 @@ def test_destroy_is_refused_while_it_is_protected_or_runs(world: World) -> None:
     assert "not there" in world.invoke("vm.status", code=1)
 
 
-def test_a_rebuilt_vm_has_a_new_key_and_is_met_again(world: World) -> None:
+def test_a_rebuilt_vm_is_made_once_and_met_again_while_the_api_comes_and_goes(world: World) -> None:
+    """Answers lost, connections dropped, the API restarted in the middle of tasks: nothing lost, nothing made twice."""
     old = (world.lab.folder / "known_hosts").read_text()
     assert world.vm.address in old
+    before, calls = Counter(world.tasks()), len(world.calls())
+    world.trouble(
+        ("POST", "/nodes/pve/qemu$", "596", True),
+        ("GET", "/tasks/.*qmcreate.*/status", "restart", False),
+        ("PUT", "/resize", "drop", False),
+        ("GET", "/tasks/.*resize.*/status", "599", False),
+        ("POST", "/status/start", "drop", True),
+        ("GET", "/tasks/.*qmstart.*/status", "restart", False),
+        ("GET", "/agent/file-read", "drop", True),
+    )
     said = world.invoke("provision", "--tags", "vm", "--yes")
+    assert Counter(world.tasks()) - before == Counter(qmcreate=1, resize=1, qmstart=1)
+    writes = [path for method, path in world.calls()[calls:] if method != "GET"]
+    assert [path.rpartition("/")[2] for path in writes] == ["qemu", "resize", "start"]
     assert "host key pinned" in said
     new = (world.lab.folder / "known_hosts").read_text()
     assert new != old

@@ -104,7 +104,6 @@ class Lab:
 
     def restart(self, seconds: float) -> None:
         """The API goes away, its open connections with it, and comes back at the same address."""
-        address = self.api.server_address
         old = self.api
         old.shutdown()
         old.cut()
@@ -112,8 +111,7 @@ class Lab:
 
         def back() -> None:
             time.sleep(seconds)
-            self.api = Api((str(address[0]), int(address[1])), old.pve, old.accounts, self.folder / "pve-api.pem")
-            self.api.calls = old.calls
+            self.api = old.again()
             serve(self.api)
 
         threading.Thread(target=back).start()

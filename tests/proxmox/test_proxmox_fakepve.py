@@ -1,4 +1,4 @@
-"""The client against somebody else's fake of the API, over TLS: fakepve (AGPL, in the extra `proxmox`).
+"""The client against somebody else's fake of the API, over TLS: fakepve (AGPL: a tool of the tests, never shipped).
 
 It knows PVE's state machine, tickets, locks and faults, and not what cards are: those are told to the plan beside it.
 """
@@ -21,7 +21,6 @@ from runbooks.proxmox.properties import MapEntry
 from runbooks.proxmox.seen import Seen, look
 from tests.proxmox.conftest import QuickClock
 
-pytest.importorskip("fakepve", reason="fakepve is not installed: pip install '.[proxmox]'")
 pytestmark = pytest.mark.served
 
 MakeWanted = Callable[..., Wanted]
