@@ -117,10 +117,11 @@ class CloudInitDone:
 
     def plan(self, answers: Answers) -> Change | None:
         """'error' and 'degraded' are ends as well; what they broke shows itself in the steps that need it."""
-        if "running" not in str(answers[self._question].get("out") or ""):
+        status = str(answers[self._question].get("out") or "").removeprefix("status:").strip()
+        if status not in ("running", "not started", "not run"):  # before 23.4 it was called 'not run'
             return None
         script = "cloud-init status --wait || true"
-        return Change(script=script, diff=(Diff("running; wait for its end"),), limit=1200)
+        return Change(script=script, diff=(Diff(f"{status}; wait for its end"),), limit=1200)
 
 
 _CLOCK = shell("""\

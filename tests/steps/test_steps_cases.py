@@ -83,6 +83,10 @@ CASES = {
     "cloud-init: at work": Case(
         CloudInitDone(), [{"out": "status: running"}], ["running; wait for its end"], ["status --wait"]
     ),
+    "cloud-init: not begun yet": Case(
+        CloudInitDone(), [{"out": "status: not started"}], ["not started; wait for its end"], ["status --wait"]
+    ),
+    "cloud-init: switched off": Case(CloudInitDone(), [{"out": "status: disabled"}]),
     "cloud-init: ended badly": Case(CloudInitDone(), [{"out": "status: error"}]),
     "cloud-init: none": Case(CloudInitDone(), [{"out": ""}]),
     "not listed: listed": Case(
