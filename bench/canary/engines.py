@@ -1,8 +1,4 @@
-"""The canary's verdict on real engines on this CPU, healthy and with each poison: one table.
-
-    python -m bench.canary.engines                         every engine x every fault; half an hour on two cores
-    python -m bench.canary.engines --engine sglang-0.5.23 --fault nan-expert
-    python -m bench.canary.engines --healthy 100           so many healthy runs over all engines: false alarms
+"""The canary's verdict on real engines on this CPU, healthy and with each poison; `python -m bench.tables canary`.
 
 Engines and poisons are those of lab/engine. What is asked is the quick battery, and for most healthy runs
 prompts that differ from run to run, greedy and sampled; the models are tiny, so they are judged by their numbers.
@@ -10,10 +6,7 @@ prompts that differ from run to run, greedy and sampled; the models are tiny, so
 
 from __future__ import annotations
 
-import argparse
 import random
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,23 +102,15 @@ def table(found: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.canary.engines")
-    parser.add_argument("--engine", action="append", choices=sorted(ENGINES), help="repeat it; default: all")
-    parser.add_argument("--fault", action="append", choices=["healthy", *FAULTS], help="repeat it; default: all")
-    parser.add_argument("--healthy", type=int, metavar="RUNS", help="only healthy engines, so many runs in all")
-    options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine ends with us
-    engines = options.engine or list(ENGINES)
-    faults = options.fault or ["healthy", *FAULTS]
+def show(
+    engines: Sequence[str] | None = None, faults: Sequence[str] | None = None, healthy_runs: int | None = None
+) -> int:
+    """`healthy_runs`: only healthy engines, so many runs in all. Exit code 1 where a verdict is wrong."""
+    engines, faults = engines or list(ENGINES), faults or ["healthy", *FAULTS]
     found = []
-    for run in healthy(engines, options.healthy) if options.healthy else runs(engines, faults):
+    for run in healthy(engines, healthy_runs) if healthy_runs else runs(engines, faults):
         found.append(run)
         print(run, flush=True)
     wrong = [run for run in found if not run.right]
     print(f"\n{table(found)}\n\n{len(found)} runs, {len(wrong)} wrong")
     return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

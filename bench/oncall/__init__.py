@@ -1,1 +1,1 @@
-"""What the on-call tools promise, as tables: `python -m bench.oncall diagnosis` and `python -m bench.oncall pages`."""
+"""What the on-call tools promise: each case of the diagnosis, each block of the pages; see bench/tables.py."""

@@ -1,4 +1,4 @@
-"""Starts a real engine on the CPU with one of the tiny models, for tests and for the table of bench.canary."""
+"""Starts a real engine on the CPU with one of the tiny models, for tests and for the table of bench/canary."""
 
 from __future__ import annotations
 
