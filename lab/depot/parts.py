@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,8 +21,13 @@ from lab.standins.driver.packages import packages
 from runbooks.engine.errors import RunbookError, UsageError
 
 _TOOLS = {"dpkg-deb": "dpkg", "gpg": "gnupg"}  # command -> Debian package
-# What flash-attn's build takes beside torch: the real ones, from wherever pip of this machine gets its packages.
+# What flash-attn's build takes beside torch, and what `hf` takes.
 BUILD_NEEDS = ("ninja==1.13.0", "packaging==26.0", "psutil==7.2.2", "setuptools==80.9.0", "wheel==0.46.3")
+HUB_CLI = (
+    "huggingface-hub==2.4.0", "anyio==4.16.0", "click==8.5.1", "filelock==4.3.1", "fsspec==2026.9.0", "h11==0.16.0",
+    "hf-xet==1.8.0", "httpcore2==2.16.2", "httpx2==2.16.2", "idna==3.20", "pyyaml==6.0.4", "tqdm==4.70.1",
+    "truststore==0.10.5", "typing-extensions==4.16.0",
+)  # fmt: skip
 _PLATFORM = ("--python-version", "3.11", "--platform", "manylinux2014_x86_64", "--only-binary", ":all:")
 _DEPOT = Path(__file__).parent
 
@@ -40,7 +46,8 @@ def parts(root: Path) -> list[Part]:
         _apt(root),
         Part("flash-attn", "simple", [_folder(flash_attn)], lambda out, _: _ignore(flash_attn.build_sdist(out))),
         Part("torch", "simple", [_folder(torch), wheel], lambda out, _: _ignore(torch.build_wheel(out))),
-        Part("build needs", "simple", [], _download, also=" ".join(BUILD_NEEDS)),
+        _real("build needs", BUILD_NEEDS),
+        _real("hugging face CLI", HUB_CLI),
         Part("sglang", "simple", [_folder(sglang), _folder(runbooks.sglang)], _sglang),
         Part("cloud image", "images", [Path(cloud_image.__file__)], lambda out, _: _ignore(cloud_image.write(out))),
         Part("models", "models", [Path(models.__file__)], lambda out, _: _ignore(models.write(out))),
@@ -67,12 +74,17 @@ def _sglang(out: Path, progress: Progress) -> None:
         sglang.build_wheel(version, out)
 
 
-def _download(out: Path, progress: Progress) -> None:
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *_PLATFORM, "--dest", str(out)]
-    done = subprocess.run([*argv, *BUILD_NEEDS], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        details = (done.stderr or done.stdout).strip().splitlines()[-5:]
-        raise RunbookError("depot: pip could not download what builds need", details=details)
+def _real(name: str, packages: Sequence[str]) -> Part:
+    """No stand-ins: the packages themselves, from wherever pip of this machine gets its own."""
+
+    def download(out: Path, progress: Progress) -> None:
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *_PLATFORM, "--dest", str(out)]
+        done = subprocess.run([*argv, *packages], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            details = (done.stderr or done.stdout).strip().splitlines()[-5:]
+            raise RunbookError(f"depot: pip could not download the {name}", details=details)
+
+    return Part(name, "simple", [], download, also=" ".join(packages))
 
 
 def _folder(module: ModuleType) -> Path:

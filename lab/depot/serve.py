@@ -1,4 +1,4 @@
-"""A plain HTTP server over the depot's folders: byte ranges for resumed downloads, and pip's two kinds of index."""
+"""A plain HTTP server over the depot's folders: byte ranges for resumed downloads, pip's two kinds of index, a hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import ipaddress
 import posixpath
 import re
+from collections.abc import Mapping
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -13,10 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from lab.depot import hub
 from runbooks.engine.errors import UsageError
 
 SERVED = ("apt", "simple", "models", "images")
 _CHUNK = 1 << 18
+_NONE: Mapping[str, str] = {}
 
 
 class _Server(ThreadingHTTPServer):
@@ -61,6 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.root.joinpath(*parts)
         if not parts:
             self._page([f"{name}/" for name in SERVED], body=body)
+        elif answer := self._hub(parts):
+            self._answer_of_hub(answer, body=body)
         elif parts[0] not in SERVED:
             self.send_error(HTTPStatus.NOT_FOUND)
         elif file.is_file():
@@ -104,9 +109,27 @@ class _Handler(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(content)
 
+    # -- the hub -----------------------------------------------------------------------------------------------------
+
+    def _hub(self, parts: list[str]) -> hub.Answer | None:
+        host = self.headers.get("Host", "")
+        authorization = self.headers.get("Authorization", "")
+        return hub.answer(self.root, parts, urlsplit(self.path).query, authorization, host)
+
+    def _answer_of_hub(self, answer: hub.Answer, *, body: bool) -> None:
+        if answer.file is not None:
+            self._file(answer.file, body=body, headers=answer.headers)
+            return
+        self.send_response(answer.status)
+        for name, value in {**answer.headers, "Content-Length": str(len(answer.body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(answer.body)
+
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def _file(self, path: Path, *, body: bool) -> None:
+    def _file(self, path: Path, *, body: bool, headers: Mapping[str, str] = _NONE) -> None:
         with path.open("rb") as file:
             stat = path.stat()
             tag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
@@ -127,11 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(HTTPStatus.OK if whole else HTTPStatus.PARTIAL_CONTENT)
             if not whole:
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{stat.st_size}")
-            self.send_header("Content-Type", "application/octet-stream")
-            self.send_header("Content-Length", str(end - start))
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Last-Modified", modified)
-            self.send_header("ETag", tag)
+            usual = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "Last-Modified": modified}
+            for name, value in {**usual, "ETag": tag, **headers, "Content-Length": str(end - start)}.items():
+                self.send_header(name, value)
             self.end_headers()
             if body:
                 self.wfile.flush()

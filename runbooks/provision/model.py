@@ -10,13 +10,19 @@ from typing import Any
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import Answers, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.memory import arguments, plan, would_fit
-from runbooks.inventory.shape import Inventory, Model
+from runbooks.inventory.runtimes import runtime_paths
+from runbooks.inventory.shape import Inventory, Model, Runtime
 from runbooks.steps.downloads import Download, Ssh
 from runbooks.steps.packages import Packages
 
 
-def stages(inventory: Inventory, model: Model, token: Callable[[], Secret] | None, ssh: Ssh) -> list[Stage]:
-    """Room for it first, then every file by size and digest; once whole, a later run costs one stat."""
+def stages(
+    inventory: Inventory, runtime: Runtime, model: Model, token: Callable[[], Secret] | None, ssh: Ssh
+) -> list[Stage]:
+    """Room for it first, then every file by size and digest; once whole, a later run costs one stat.
+
+    A repository of the hub comes by the CLI of the runtime, which transformers brought there.
+    """
     download = Download(
         source=model.source,
         revision=model.revision or "main",
@@ -26,6 +32,7 @@ def stages(inventory: Inventory, model: Model, token: Callable[[], Secret] | Non
         ssh=ssh,
         proxy=inventory.proxy,
         endpoint=model.endpoint,
+        hub_cli=tuple(f"{folder}/venv/bin/hf" for folder in runtime_paths(runtime, inventory.flash_attn)),
     )
     tags = frozenset({"model"})
     fits = MemoryPlan(inventory=inventory, model=model)

@@ -40,5 +40,5 @@ def stages(
         *driver.cuda_stages(inventory),
         *flash_attn.stages(facts, inventory, pinned, ssh(inventory.flash_attn.ssh_key)),
         *runtime.stages(facts, inventory, pinned),
-        *model.stages(inventory, weights, later(weights.token), ssh(weights.ssh_key)),
+        *model.stages(inventory, pinned, weights, later(weights.token), ssh(weights.ssh_key)),
     ]

@@ -1,4 +1,4 @@
-"""A model's files on the disk: fetched by our own downloader as a followed job, and known to be whole by one stat."""
+"""A model's files on the disk: fetched as a followed job, and known to be whole by one stat."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Download:
     token: Callable[[], Secret] | None = None  # read when something must come, not before
     proxy: str | None = None
     endpoint: str | None = None  # a mirror of the hub
+    hub_cli: tuple[str, ...] = ()  # where `hf` may be; the first that is there downloads from the hub
     ssh: Ssh = NO_SSH  # to a source on another host
 
     @property
@@ -95,11 +96,12 @@ else du -sk . | cut -f 1; fi""")
 
     def _script(self) -> str:
         token = ' --token-file "$UPLOADS/token"' if self.token is not None else ""
+        hf = "".join(f" --hf {quote(place)}" for place in self.hub_cli) if self.source.startswith("hf:") else ""
         return f"""\
 {self._environment()}umask 022
 mkdir -p -- {quote(self.path)}
 python3 "$UPLOADS/fetch.pyz" --source {quote(self.source)} --revision {quote(self.revision)} \\
-  --into {quote(self.path)} --identity {quote(self._identity)}{token}"""
+  --into {quote(self.path)} --identity {quote(self._identity)}{token}{hf}"""
 
     def _environment(self) -> str:
         lines = []

@@ -69,7 +69,7 @@ def from_another_host(lab: Lab, guest: Guest, tmp_path: Path) -> Provision:
     )
     lines = []
     for line in lab.inventory.read_text().splitlines():
-        if line.startswith("    source: http"):
+        if line.startswith("    source: hf:"):
             line = f"    source: ssh://root@{guest.address}{OTHER}\n    ssh_key: {{file: key}}"
         lines.append(line)
     inventory = tmp_path / "inventory.yaml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -59,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
         depot, path = self.server, unquote(self.path)
         depot.log.append((path, self.headers.get("Range"), self.headers.get("Authorization")))
-        if depot.token and self.headers.get("Authorization") != f"Bearer {depot.token}" and "/cdn/" not in path:
+        if depot.token and self.headers.get("Authorization") != f"Bearer {depot.token}":
             self.send_error(401)
         elif path == "/m/manifest.json":
             entries = [
@@ -71,14 +72,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(json.dumps({"sha": "v1"}).encode())
         elif path.startswith("/api/models/o/n/tree/v1"):
             self._tree(path)
-        elif path.startswith("/o/n/resolve/v1/"):
-            self.send_response(302)  # like the hub: large files come from another host
-            self.send_header(
-                "Location", f"http://localhost:{depot.server_address[1]}/cdn/" + self.path.split("/v1/")[1]
-            )
-            self.end_headers()
         else:
-            self._file(re.sub(r"^/(m|cdn)/", "", path))
+            self._file(path.removeprefix("/m/"))
 
     def _tree(self, path: str) -> None:
         names = sorted(self.server.files)
@@ -132,9 +127,11 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fetch(zipapp: Path, source: str, into: Path, *more: str, hub: str = "") -> subprocess.CompletedProcess[str]:
+def fetch(
+    zipapp: Path, source: str, into: Path, *more: str, hub: str = "", path: str = "/usr/bin:/bin"
+) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(zipapp), "--source", source, "--into", str(into), "--identity", f"{source} main", *more]
-    env = {"HF_ENDPOINT": hub, "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "no_proxy": "*"}
+    env = {"HF_ENDPOINT": hub, "PATH": path, "LC_ALL": "C.UTF-8", "no_proxy": "*"}
     return subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=60)
 
 
@@ -203,16 +200,88 @@ def test_a_file_that_is_there_is_checked_and_a_wrong_one_replaced(depot: Depot, 
     assert_whole(tmp_path / "m")
 
 
-def test_the_hub(depot: Depot, zipapp: Path, tmp_path: Path) -> None:
-    """Two pages of the tree, LFS and git digests, and the token goes to the hub but not to its storage host."""
+HF = f"""\
+#!{sys.executable}
+import os, pathlib, shutil, sys, time
+source, notes = pathlib.Path({{source!r}}), pathlib.Path({{notes!r}})
+with notes.open("a") as log: print(*sys.argv[1:], "|", pathlib.Path(os.environ["HF_TOKEN_PATH"]).read_text(), file=log)
+into = pathlib.Path(sys.argv[sys.argv.index("--local-dir") + 1])
+part = into / ".cache/huggingface/download/x.0a1b2c3d.incomplete"
+assert not part.exists(), "left by a download that was killed"
+part.parent.mkdir(parents=True, exist_ok=True)
+for name in sys.argv[sys.argv.index("--") + 1:]:
+    if not (source / name).exists(): sys.exit({{said!r}})
+    (into / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / name, part)
+    part.rename(into / name)
+"""
+"""Plays `hf download` in its words, its folders and its environment. The real one: tests/provision, in the lab."""
+
+
+@pytest.fixture
+def hf(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_bytes(data)
+    said = "Error: 403 Forbidden: accept its licence"
+    words = {"source": str(tmp_path / "source"), "notes": str(tmp_path / "asked"), "said": said}
+    (tmp_path / "hf").write_text(HF.format(**words))
+    (tmp_path / "hf").chmod(0o755)
+    return tmp_path / "hf"
+
+
+def test_the_hub_by_its_cli(depot: Depot, zipapp: Path, tmp_path: Path, hf: Path) -> None:
+    """Two pages of the tree; the token in a file; a dead part is cleared away, and what is there is kept."""
     depot.token = "hf_s3ntinel"
     token = tmp_path / "token"
     token.write_text("hf_s3ntinel\n")
-    done = fetch(zipapp, "hf:o/n", tmp_path / "m", "--revision", "v1", "--token-file", str(token), hub=depot.url)
+    left = tmp_path / "m/.cache/huggingface/download/x.0a1b2c3d.incomplete"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    (tmp_path / "m/config.json").write_bytes(FILES["config.json"])
+    more = ("--revision", "v1", "--token-file", str(token), "--hf", "/nowhere/hf", "--hf", str(hf))
+    done = fetch(zipapp, "hf:o/n", tmp_path / "m", *more, hub=depot.url)
     assert done.returncode == 0, done.stdout
     assert "s3ntinel" not in done.stdout + done.stderr
-    assert all(auth is None for path, _, auth in depot.log if path.startswith("/cdn/"))
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith(f"download o/n --revision v1 --local-dir {tmp_path}/m -- empty model-00001.safetensors sub")
+    assert asked.partition("|")[2].strip() == "hf_s3ntinel"
+    shutil.rmtree(tmp_path / "m/.cache")
     assert_whole(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("rm source/empty", "fetch: hf download: Error: 403 Forbidden: accept its licence; 3 files are not there"),
+        ("echo other >source/empty", "its digest is wrong, twice"),
+        ("rm hf", "the Hugging Face CLI is not there (/opt/r): invoke provision --tags runtime,model"),
+    ],
+)
+def test_a_hub_that_does_not_give_it(
+    depot: Depot, zipapp: Path, tmp_path: Path, hf: Path, damage: str, said: str
+) -> None:
+    subprocess.run(damage, shell=True, cwd=tmp_path, check=True)
+    places = ("--hf", str(hf)) if hf.exists() else ("--hf", "/opt/r/venv/bin/hf")
+    done = fetch(zipapp, "hf:o/n", tmp_path / "m", "--revision", "v1", *places, hub=depot.url)
+    assert done.returncode == 1
+    assert said in done.stdout.splitlines()[-1]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (tmp_path / "m/.runbooks/identity").exists()
+
+
+@pytest.mark.parametrize(("says", "ends"), [("Disk quota exceeded", 1), ("Operation not supported", 0)])
+def test_room_is_asked_of_the_kernel_itself(depot: Depot, zipapp: Path, tmp_path: Path, says: str, ends: int) -> None:
+    """statvfs knows no quota. A file system that cannot set bytes aside is believed."""
+    tool = tmp_path / "bin/fallocate"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\necho $* >{tmp_path}/asked\necho 'fallocate: fallocate failed: {says}' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    done = fetch(zipapp, f"{depot.url}/m", tmp_path / "m", path=f"{tool.parent}:/usr/bin:/bin")
+    assert done.returncode == ends, done.stdout
+    assert f"--length {sum(map(len, FILES.values()))} " in (tmp_path / "asked").read_text()
+    assert ("does not take them: Disk quota exceeded" in done.stdout) == bool(ends)
+    assert not list((tmp_path / "m/.runbooks").glob("room-*"))
 
 
 @pytest.mark.parametrize(

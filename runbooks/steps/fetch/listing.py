@@ -22,7 +22,10 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`digest` is ("sha256", hex), or ("git", hex) for a small file that the hub names by git's blob hash."""
+    """`digest` is ("sha256", hex), or ("git", hex) for a small file that the hub names by git's blob hash.
+
+    `url` is empty for a file of the hub.
+    """
 
     path: str
     size: int
@@ -129,10 +132,9 @@ def _manifest(base: str, token: str | None) -> list[RemoteFile]:
 
 
 def _hub(repository: str, revision: str, token: str | None) -> list[RemoteFile]:
-    """The hub's tree, page by page: /api/models/ID/tree/REVISION, and each file at /ID/resolve/REVISION/PATH."""
-    endpoint = _endpoint()
+    """The hub's tree, page by page: /api/models/ID/tree/REVISION. The files themselves come by its CLI, see hub.py."""
     name, at = urllib.parse.quote(repository), urllib.parse.quote(revision, safe="")
-    page: str | None = f"{endpoint}/api/models/{name}/tree/{at}?recursive=true"
+    page: str | None = f"{_endpoint()}/api/models/{name}/tree/{at}?recursive=true"
     files = []
     while page:
         with open_url(page, token) as response:
@@ -143,6 +145,5 @@ def _hub(repository: str, revision: str, token: str | None) -> list[RemoteFile]:
             if entry.get("type") == "file":
                 lfs = entry.get("lfs")
                 digest = ("sha256", lfs["oid"].removeprefix("sha256:")) if lfs else ("git", entry["oid"])
-                url = f"{endpoint}/{name}/resolve/{at}/{urllib.parse.quote(entry['path'])}"
-                files.append(RemoteFile(entry["path"], int(lfs["size"] if lfs else entry["size"]), digest, url))
+                files.append(RemoteFile(entry["path"], int(lfs["size"] if lfs else entry["size"]), digest, ""))
     return files

@@ -1,17 +1,20 @@
-"""python3 fetch.pyz --source hf:OWNER/NAME --revision main --into /srv/models/NAME"""
+"""python3 fetch.pyz --source hf:OWNER/NAME --hf …/hf --into /srv/models/NAME"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from . import hub
 from .listing import FetchError, RemoteFile, list_files, resolve
 from .shards import flaw, unlisted
 from .transfer import fetch, is_right
@@ -26,11 +29,13 @@ def main() -> int:
     parser.add_argument("--revision", default="main")
     parser.add_argument("--into", required=True, type=Path)
     parser.add_argument("--token-file", type=Path)
+    parser.add_argument(
+        "--hf", type=Path, action="append", default=[], help="Hugging Face's CLI; the first that is there"
+    )
     parser.add_argument("--identity", required=True, help="written when all is there")
     options = parser.parse_args()
     try:
-        token = options.token_file.read_text().strip() if options.token_file else None
-        run(options.source, options.revision, options.into, token, options.identity)
+        run(options.source, options.revision, options.into, options.token_file, options.identity, options.hf)
     except FetchError as error:
         print(f"fetch: {error}")
         return 1
@@ -40,8 +45,9 @@ def main() -> int:
     return 0
 
 
-def run(source: str, revision: str, folder: Path, token: str | None, identity: str) -> None:
+def run(source: str, revision: str, folder: Path, token_file: Path | None, identity: str, hf: list[Path]) -> None:
     """Make `folder` hold exactly what the source lists (more may lie in it), then write the marks."""
+    token = token_file.read_text().strip() if token_file else None
     commit = resolve(source, revision, token)
     files = list_files(source, commit or revision, token)
     if not files:
@@ -52,10 +58,18 @@ def run(source: str, revision: str, folder: Path, token: str | None, identity: s
     verified = _read_verified(notes)
     missing = [file for file in files if not _is_whole(file, folder, verified, meter)]
     started = {file: _size(notes / "part" / file.path) for file in missing}
-    meter.add(sum(started.values()))
-    _check_space(folder, sum(file.size - min(file.size, started[file]) for file in missing))
-    meter.begin()
-    _fetch_all(missing, folder, token, meter, verified)
+    _check_room(folder, sum(file.size - min(file.size, started[file]) for file in missing))
+    if source.startswith("hf:"):
+        whole = meter.begin()
+        download = hub.Download(
+            source.removeprefix("hf:"), commit, folder, token_file, lambda file: _note_verified(file, folder, verified)
+        )
+        if missing:
+            download.run(hub.command(hf), missing, lambda there: meter.reach(whole + there))
+    else:
+        meter.add(sum(started.values()))
+        meter.begin()
+        _fetch_all(missing, folder, token, meter, verified)
     meter.end()
     _check_weights(files, folder)
     _write(notes / "commit", f"{commit}\n".encode())
@@ -115,12 +129,20 @@ def _check_weights(files: list[RemoteFile], folder: Path) -> None:
         raise FetchError(f"the index names shards that the source does not have: {', '.join(lost[:3])}{more}")
 
 
-def _check_space(folder: Path, needed: int) -> None:
+def _check_room(folder: Path, needed: int) -> None:
+    """Of the file system, and of quotas, which it does not tell: as many bytes are taken for a moment, unwritten."""
     stat = os.statvfs(folder)
     free = stat.f_bavail * stat.f_frsize
+    to_come = f"{needed / 1e9:.1f} GB are still to come"
     if needed and needed + min(RESERVE, needed) > free:
-        text = f"{needed / 1e9:.1f} GB are still to come, {free / 1e9:.1f} GB are free at {folder}"
-        raise FetchError(text)
+        raise FetchError(f"{to_come}, {free / 1e9:.1f} GB are free at {folder}")
+    if not needed:
+        return
+    with tempfile.NamedTemporaryFile(dir=folder / ".runbooks", prefix="room-") as trial:
+        argv = ["fallocate", "--keep-size", "--length", str(needed), trial.name]
+        said = subprocess.run(argv, capture_output=True, text=True, check=False).stderr.strip()
+    if any(word in said for word in ("No space", "quota")):  # other words: a file system that cannot do this
+        raise FetchError(f"{to_come}, and {folder} does not take them: {said.rpartition(': ')[2]}")
 
 
 def _state(file: RemoteFile, path: Path) -> str:
@@ -174,16 +196,26 @@ class Meter:
         self._start = 0
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def begin(self) -> int:
+        """The rate counts from here. Returns the bytes that are there."""
         self._began, self._start = time.monotonic(), self._done
+        return self._done
 
     def add(self, count: int) -> None:
         with self._lock:
             self._done += count
-            now = time.monotonic()
-            if now - self._shown >= 2:
-                self._shown = now
-                self._print(now)
+            self._show()
+
+    def reach(self, done: int) -> None:
+        with self._lock:
+            self._done = done
+            self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown >= 2:
+            self._shown = now
+            self._print(now)
 
     def end(self) -> None:
         self._print(time.monotonic())
