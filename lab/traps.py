@@ -46,12 +46,14 @@ TRAPS = {
     "graphs": "steps of more than 32 streams take four times as long, and /server_info says why",
     "liar": "its counters say more than it sent",
     "busy": "other people's requests are running",
+    "stale": "its gauge keeps the last number of running requests; /v1/loads knows better",
     "small": "its context holds 64 tokens",
     "html": "every answer is a page of HTML",
     "locked": "wants the API key sk-traps",
 }
 WORDS = "the quick brown fox jumps over a lazy dog while seven wise cats look at one old moon".split()  # noqa: SIM905
 GRAPHS = 32
+OTHERS = {"busy": 3, "stale": 1}  # what the gauge has too much
 KEPT = 16  # tokens that `swallow` hides
 
 
@@ -222,10 +224,13 @@ class Handler(BaseHTTPRequestHandler):
                 "generation_tokens_total": engine.generated + (7 * engine.finished if engine.trap == "liar" else 0),
                 'realtime_tokens_total{mode="decode"}': engine.decoded,
                 "prompt_tokens_total": engine.prompts,
-                "num_running_reqs": len(engine.jobs) + (3 if engine.trap == "busy" else 0),
+                "num_running_reqs": len(engine.jobs) + OTHERS.get(engine.trap, 0),
                 "num_queue_reqs": 0,
             }
             self.plain(200, "".join(f"sglang:{name} {value}.0\n" for name, value in lines.items()).encode())
+        elif path == "/v1/loads" and engine.trap in OTHERS:
+            running = len(engine.jobs) + (OTHERS["busy"] if engine.trap == "busy" else 0)
+            self.plain(200, json.dumps({"loads": [{"num_running_reqs": running, "num_waiting_reqs": 0}]}).encode())
         elif path == "/server_info":
             graphs = GRAPHS if engine.trap == "graphs" else 256
             told = {"cuda_graph_max_bs": graphs, "max_running_requests": 256, "api_key": "k"}

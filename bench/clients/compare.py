@@ -57,7 +57,7 @@ def run(client: Client, work: Work, limit: float = LIMIT) -> tuple[float, Told |
         before = _cpu()
         environment = {**os.environ, **client.environment()}
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(argv, env=environment, cwd=folder, text=True, start_new_session=True, **pipes) as process:
+        with subprocess.Popen(argv, env=environment, cwd=folder, text=True, process_group=0, **pipes) as process:
             try:
                 printed, errors = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:

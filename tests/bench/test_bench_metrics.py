@@ -279,6 +279,20 @@ def test_prompts_are_of_exactly_the_length_asked_for(target: int, template: int,
     assert FILLER == "a"
 
 
+@pytest.mark.parametrize("target", [24, 40, 500])
+def test_prompts_are_exact_where_a_word_is_many_tokens(target: int) -> None:
+    """A token for each letter, as in a tokenizer that knows no words: six words are more than a short prompt."""
+    rng = random.Random(1)
+
+    def count(prompt: str) -> int:
+        return 10 + sum(len(word) for word in prompt.split())
+
+    prompts = fit(count, target, rng)
+    made = {prompts.new(rng, target) for _ in range(50)}
+    assert {count(one) for one in made} == {target}
+    assert len(made) > 20
+
+
 def test_a_template_that_is_off_by_some_is_set_right() -> None:
     """A template that costs two more as soon as a prompt is long, as some do."""
     count = tokenizer(5, 99)

@@ -101,6 +101,7 @@ ENDS: dict[str, tuple[str | None, set[str]]] = {
     "strict": (None, set()),
     "no-done": (None, set()),
     "no-metrics": (None, set()),
+    "stale": (None, set()),
     "no-usage": ("events are not tokens", set()),
     "short": ("x short output", {"short output"}),
     "one": ("x short output", {"short output"}),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 LEAD = "Story:"  # the first word behind it has its space too, so that every place in the row costs the same
 FILLER = "a"  # one token nearly everywhere: fills what is left where words cost more than one
-GROUP = 6  # words that are asked together, where not every word is one token
+GROUP = 6  # words that are asked together, where not every word is one token and prompts are long
 
 WORDS = """
 time year people way day man thing woman life child world school state family student group country problem hand
@@ -55,12 +55,12 @@ class Prompts:
             words = rng.choices(self.texts, k=left)
         else:
             words = []
-            most = max(cost for _, cost in self.atoms)
-            while left >= most or not words:
-                text, cost = rng.choice(self.atoms)
+            atoms = list(self.atoms)
+            while atoms := [atom for atom in atoms if atom[1] <= left]:
+                text, cost = rng.choice(atoms)
                 words.append(text)
                 left -= cost
-            words += [FILLER] * max(0, left)
+            words += [FILLER] * left
         return " ".join((self.prefix or LEAD, *words))
 
     def sharing(self, rng: random.Random, tokens: int) -> Prompts:
@@ -102,7 +102,10 @@ def fit(count: Callable[[str], int | None], target: int, rng: random.Random) -> 
     if all_words == bare + len(WORDS):
         prompts = Prompts(base=bare)
     else:
+        # A short prompt is made of single words: of groups, none or one would fit, and prompts were alike.
+        many = target - bare > 4 * GROUP * ((all_words or 0) - bare) / len(WORDS)
         groups = [" ".join(WORDS[at : at + GROUP]) for at in range(0, len(WORDS), GROUP)]
+        groups = groups if many else [group.split()[0] for group in groups]
         counts = ((text, count(f"{LEAD} {text}")) for text in groups)
         prompts = Prompts(tuple((text, max(1, found - bare)) for text, found in counts if found is not None), bare)
     for _ in range(2):

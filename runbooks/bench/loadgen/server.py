@@ -20,7 +20,13 @@ COUNTERS = {
     "running": (("sglang:num_running_reqs", ""), ("vllm:num_requests_running", "")),
     "queued": (("sglang:num_queue_reqs", ""), ("vllm:num_requests_waiting", "")),
     "cuda_graph": (("sglang:is_cuda_graph", ""),),
+    "open": (
+        ("sglang:http_requests_active", 'endpoint="/v1/c'),
+        ("sglang:http_requests_active", 'endpoint="/generate'),
+    ),
 }
+PROGRESS = ("generation_tokens", "decode_tokens", "prompt_tokens")
+STILL = 1.0  # s without a token, prompt or answer: no server that works is silent for so long
 _SAMPLE = re.compile(r"^((?:sglang|vllm):\w+)(?:\{([^}]*)\})? ([-+0-9.eE]+|NaN)", re.M)
 _SECRETS = re.compile(r"key|token$|password|secret", re.I)
 
@@ -62,13 +68,32 @@ class Server:
         return {"at": (before + after) // 2} | found if found else None
 
     def settled(self) -> dict[str, Any] | None:
-        """The counters once nothing runs any more, or after three seconds: SGLang's gauges are late by one or two."""
+        """The counters once nothing runs any more, or after three seconds: SGLang's gauges are late by one or two.
+
+        SGLang 0.5.10 writes them with its log lines, so that an idle server keeps those of its last step. They are
+        stale, and set right here, where no token was counted for a second and /v1/loads finds nothing at this moment.
+        """
+        since, last = time.perf_counter(), None
         for _ in range(15):
             counters = self.counters()
             if not counters or not (counters.get("running") or counters.get("queued")):
                 return counters
+            progress = [counters.get(name) for name in (*PROGRESS, "open")]
+            if progress != last:
+                since, last = time.perf_counter(), progress
+            elif time.perf_counter() - since > STILL and not counters.get("open") and self.load() == 0:
+                return counters | {"running": 0.0, "queued": 0.0}
             time.sleep(0.2)
         return counters
+
+    def load(self) -> int | None:
+        """Requests that SGLang's scheduler holds at this moment, over its ranks; None where it does not say."""
+        try:
+            status, body = self.ask("GET", "/v1/loads", timeout=5.0)
+            ranks = json.loads(body)["loads"] if status == 200 else None
+            return sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks) if ranks else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
     def info(self) -> dict[str, Any]:
         """/server_info (once /get_server_info) without anything that looks like a secret; {} where there is none."""
