@@ -1,11 +1,14 @@
 """How far a running command is, read from what apt, pip, ninja, cmake and our own downloader print. Pure.
 
-apt and pip say how much there is to do before they do it, so their lines are counted; the others say both.
+apt and pip say how much there is to do before they do it, so their lines are counted; the others say both. How long
+it still takes is told by the command's own clock where it has one, so that who attaches later is told the same.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -22,21 +25,26 @@ class Progress:
 class Meter:
     """Reads one command's output line by line; a line that tells nothing of the progress gives None."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock  # seconds
         self._packages = 0  # that apt will handle: each is fetched (unless it is here), unpacked and set up
         self._apt_done = 0
         self._fetched = 0
-        self._collected = 0
+        self._begin_pip()
 
     def read(self, line: str) -> Progress | None:
         """The progress that this line tells, if it does."""
         return self._steps(line) or self._fetch(line) or self._apt(line) or self._pip(line)
 
     def _steps(self, line: str) -> Progress | None:
-        """ninja: `[37/73] Building CXX object x.o`; cmake and make: `[ 50%] Building C object y.o`."""
-        if match := re.match(r"\[\s*(\d+)/(\d+)\]\s*(.*)", line):
-            return Progress(int(match[1]), int(match[2]), detail=_short(match[3]))
-        if match := re.match(r"\[\s*(\d+)%\]\s*(.*)", line):
+        """ninja: `[37/73] Building CXX object x.o`, with NINJA_STATUS `[37/73] 812.4 s Building`; cmake and make:
+        `[ 50%] Building C object y.o`.
+        """
+        if match := re.match(r"\s*\[\s*(\d+)/(\d+)\]\s*(?:([\d.]+) s )?(.*)", line):
+            done, total = int(match[1]), int(match[2])
+            left = f", {left_text(float(match[3]) / done * (total - done))}" if match[3] and 0 < done < total else ""
+            return Progress(done, total, detail=_short(match[4]) + left)
+        if match := re.match(r"\s*\[\s*(\d+)%\]\s*(.*)", line):
             return Progress(int(match[1]), 100, "%", _short(match[2]))
         return None
 
@@ -63,19 +71,62 @@ class Meter:
             return Progress(0, None, detail=f"waiting for apt's lock: {holder[0] if holder else _short(match[1])}")
         return None
 
+    def _begin_pip(self) -> None:
+        self._collected = 0
+        self._resolved: int | None = None  # packages that there will be in the end, once that is known
+        self._metadata = False
+        self._came = 0  # wheels
+        self._file = ""
+        self._began: float | None = None  # by our clock: pip shows none
+
     def _pip(self, line: str) -> Progress | None:
-        if match := re.match(r"Progress (\d+) of (\d+)$", line):  # pip's --progress-bar=raw
-            return Progress(int(match[1]) / 1e6, int(match[2]) / 1e6, "MB")
+        """Where the index gives metadata alone, pip resolves all before the first wheel; a frozen list says its
+        length itself (`Resolved: 154 packages`). Without either nobody knows how many there will be.
+        """
+        if line.startswith("Successfully installed"):
+            self._begin_pip()
+        if match := re.match(r"Resolved: (\d+) packages", line):
+            self._resolved = int(match[1])
+            return None
+        if match := re.match(r"\s*Progress (\d+) of (\d+)$", line):  # pip's --progress-bar=raw
+            done, total = int(match[1]), int(match[2])
+            part, size = done / max(total, 1), f"{done / 1e6:.0f}/{total / 1e6:.0f} MB"
+            return self._packages_done(max(self._came - 1, 0) + part, f"{self._file} {size}".strip())
         if match := re.match(r"\s*(?:Collecting|Requirement already satisfied:) (\S+)", line):
             self._collected += 1
-            return Progress(self._collected, None, "packages", match[1])
-        if match := re.match(r"\s*(?:Downloading|Using cached) (\S+) \((.+)\)", line):
-            return Progress(self._collected, None, "packages", f"{match[1].rpartition('/')[2]} {match[2]}")
+            return self._packages_done(self._came, match[1])
+        if match := re.match(r"\s*(?:Downloading|Using cached|Processing) (\S+)(?: \((.+)\))?$", line):
+            self._file = match[1].rpartition("/")[2]
+            if self._file.endswith(".metadata"):
+                self._metadata = True
+                return Progress(self._collected, None, "packages", self._file)
+            if self._resolved is None and self._metadata:
+                self._resolved = self._collected
+            self._came += 1
+            return self._packages_done(self._came - 1, f"{self._file} {match[2] or ''}".strip())
         if match := re.match(
             r"\s*(Building wheels? for|Installing collected packages|Preparing metadata)\b:? ?(.*)", line
         ):
             return Progress(self._collected, None, "packages", _short(f"{match[1]} {match[2]}"))
         return None
+
+    def _packages_done(self, done: float, detail: str) -> Progress:
+        """Of the resolved set, where that is known, with the time that the rest takes at this rate."""
+        if self._resolved is None:
+            return Progress(self._collected, None, "packages", detail)
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        elapsed, rest = now - self._began, self._resolved - done
+        left = f", {left_text(elapsed / done * rest)}" if done > 0 and rest > 0 and elapsed > 0 else ""
+        return Progress(min(done, self._resolved), self._resolved, "packages", detail + left)
+
+
+def left_text(seconds: float) -> str:
+    """`40 s left`, `23 min left`, `2.5 h left`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
 
 def _package(words: list[str]) -> str:

@@ -209,7 +209,7 @@ trap {quote(_FAILED)} EXIT
 {pip(venv, "install", needs, index, proxy=proxy)}
 export PATH={quote(cuda + "/bin")}:"$FOLDER/build/bin":"$PATH" CUDA_HOME={quote(cuda)}
 export FLASH_ATTN_CUDA_ARCHS={quote(flash.archs)} FLASH_ATTENTION_FORCE_BUILD=TRUE
-export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS}
+export MAX_JOBS={jobs} NVCC_THREADS={NVCC_THREADS} NINJA_STATUS='[%f/%t] %e s '
 {pip(venv, "wheel", wheel, index, proxy=proxy)} "$FOLDER" {quote(f"flash-attn=={flash.version}")}
 {pip(venv, "install", ["--no-deps", "--no-index"], PythonIndex())} "$FOLDER"/*.whl
 {venv}/bin/python -c {quote(_CALL)}

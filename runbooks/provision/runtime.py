@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Question, Stage, Verdict, quote, shell
+from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote
 from runbooks.inventory.runtimes import runtime_path, runtime_paths
 from runbooks.inventory.shape import GitSource, Inventory, PythonIndex, Runtime
+from runbooks.provision.damage import FILES, Damage, read, repair, whole
 from runbooks.provision.flash_attn import Wheel, max_jobs
 from runbooks.provision.interpreter import interpreter
 from runbooks.sglang.flags import table
@@ -47,19 +48,41 @@ class Built:
         """What a server runs from is left alone, damaged or not: it goes on with what it has loaded."""
         build = self._build(with_wheel=self._wants_wheel(answers))
         change = build.plan(answers)
-        users, *lost = str(answers[whole(build.folder)].get("out") or "").splitlines() or [""]
-        if change is None and lost:
-            others = " and others" if len(lost) > 1 else ""
-            change = build.build(f"again: {lost[0]}{others} gone or changed")
-        if change is None or not users:
+        damage = read(answers[whole(build.folder)])
+        if change is None and damage.lost:
+            change = self._mended(build, damage)
+        if change is None or not damage.users:
             return change
         return Verdict(
             ok=False,
             line="the runtime is damaged, and a server runs from it: it is built again once that is stopped",
-            details=(change.diff[0].line, f"{build.folder}, in use by pid {users}"),
+            details=(change.diff[0].line, f"{build.folder}, in use by pid {damage.users}"),
             next="systemctl stop sglang, then invoke provision --tags runtime and invoke deploy",
             page="deploy-failed",
         )
+
+    def _mended(self, build: BuiltOnce, damage: Damage) -> Change:
+        """Only the packages that lost something come again, where each comes from the index as it is."""
+        others = " and others" if len(damage.lost) > 1 else ""
+        why = f"{damage.lost[0]}{others} gone or changed"
+        again = build.build(f"again: {why}")
+        names = {package.partition("==")[0].lower(): package for package in damage.packages}
+        special = {"pip", *(source.package.lower() for source in self.runtime.sources)}
+        if not names or names.keys() & special or self.runtime.patches:
+            return again
+        wheel = names.pop("flash-attn", None)
+        options, venv = ["--ignore-installed", "--no-deps"], '"$FOLDER/venv"'
+        installs = []
+        if names:
+            pins = [*options, *names.values()]
+            installs.append(pip(venv, "install", pins, self.runtime.index, proxy=self.inventory.proxy))
+        if wheel:
+            installs.append(
+                f"{pip(venv, 'install', options, PythonIndex(only=True))} {quote(self._wheel.folder)}/*.whl"
+            )
+        install = " && ".join(installs)
+        script = repair(build.folder, damage.packages, install, again.script)
+        return replace(again, script=script, diff=(Diff(f"{why}: {', '.join(damage.packages)} again"),))
 
     def _wants_wheel(self, answers: Answers) -> bool:
         """Without the wheel only where its build was tried and failed: not built yet is no reason, nor lost since."""
@@ -94,7 +117,8 @@ class Built:
         wheel = f"{quote(self._wheel.folder)}/*.whl"
         options = [] if runtime.dependencies else ["--no-deps"]
         install = pip(venv, "install", [*options, *runtime.packages], runtime.index, proxy=proxy)
-        lines = [make_venv(venv, interpreter(self.facts, runtime)), install]
+        count = [] if runtime.dependencies else [f"echo 'Resolved: {len(runtime.packages)} packages'"]
+        lines = [make_venv(venv, interpreter(self.facts, runtime)), *count, install]
         if runtime.overrides:
             lines.append(pip(venv, "install", ["--no-deps", *runtime.overrides], runtime.index, proxy=proxy))
         lines += [self._from_source(venv, source) for source in runtime.sources]
@@ -113,7 +137,7 @@ ls -- {wheel} >/dev/null || {{ echo 'its wheel is not built: invoke provision --
             f'mkdir -- "$FOLDER/cache"\nchown {quote(user)}: "$FOLDER/cache"',
             f'printf %s {quote(self._why(with_wheel=with_wheel))} >"$FOLDER/why.txt"',
             f'printf %s {quote(env_lines(runtime.env))} >"$FOLDER/env"',
-            f'(cd -- {venv} && {_FILES}) >"$FOLDER/files.txt"',
+            f'(cd -- {venv} && {FILES}) >"$FOLDER/files.txt"',
         ]
         return explained("\n".join(lines), RUNTIME)
 
@@ -136,28 +160,6 @@ echo {quote(f"building {source.package} from {source.git} at {source.commit[:12]
 
     def _extra(self, with_wheel: bool) -> str:
         return f"with flash-attn {self.inventory.flash_attn.version}" if with_wheel else "without flash-attn"
-
-
-_FILES = r"LC_ALL=C find . -name __pycache__ -prune -o -type f -printf '%s %P\n' | LC_ALL=C sort"
-
-
-def whole(folder: str) -> Question:
-    """The processes that run from a runtime that is damaged; then its files that are gone or of another size.
-
-    Nothing where it is whole, or was built before its files were listed.
-    """
-    script = f"""\
-cd -- {quote(folder + "/venv")} 2>/dev/null && [ -e ../files.txt ] || lost=unlisted
-[ -n "${{lost-}}" ] || lost=$({_FILES} | LC_ALL=C comm -13 - ../files.txt | cut -d ' ' -f 2- | head -n 2)
-[ -n "$lost" ] && [ -d {quote(folder)} ] || exit 0
-{{ grep -lsF -- {quote(f" {folder}/venv/")} /proc/[0-9]*/maps | cut -d / -f 3
-   grep -sznHE -- {quote(f"^{re.escape(folder)}/venv/")} /proc/[0-9]*/cmdline | tr '\\0' '\\n' |
-     sed -n 's,^/proc/\\([0-9]*\\)/cmdline:1:.*,\\1,p'  # the command itself: others have such a path as an argument
-}} | sort -un | tr '\\n' ' '
-echo
-[ "$lost" = unlisted ] || printf '%s\\n' "$lost"
-"""
-    return shell(script, deadline=60)
 
 
 def _patched(venv: str, number: int, patch: str) -> str:

@@ -12,6 +12,10 @@ PIP_DEFAULT = PythonIndex()
 """pip's own configuration on the host."""
 
 
+_BAR = "import pip; print('raw' if tuple(map(int, pip.__version__.split('.')[:2])) >= (24, 1) else 'off')"
+"""Lines with bytes, which pip 24.1 learned."""
+
+
 def make_venv(folder: str, python: str) -> str:
     """Exactly a path as a shell word in `folder`: `"$FOLDER/venv"` is passed quoted already."""
     return f"{quote(python)} -m venv -- {folder}"
@@ -19,7 +23,7 @@ def make_venv(folder: str, python: str) -> str:
 
 def pip(venv: str, verb: str, what: Sequence[str], index: PythonIndex, *, proxy: str | None = None) -> str:
     """A pip call that asks nothing, and looks where the inventory says."""
-    options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--retries=5", "--timeout=60"]
+    options = ["--no-input", "--disable-pip-version-check", "--retries=5", "--timeout=60"]
     options += [f"--index-url={index.url}"] if index.url else []
     options += [f"--extra-index-url={url}" for url in index.extra_urls]
     options += [f"--find-links={place}" for place in index.find_links]
@@ -27,7 +31,8 @@ def pip(venv: str, verb: str, what: Sequence[str], index: PythonIndex, *, proxy:
     options += ["--no-index"] if index.only else []
     options += [f"--proxy={proxy}"] if proxy else []
     words = " ".join(map(quote, [*options, *what]))
-    return f"PIP_ROOT_USER_ACTION=ignore {venv}/bin/python -m pip {verb} {words}"
+    bar = f'PIP_PROGRESS_BAR="$({venv}/bin/python -c {quote(_BAR)})"'
+    return f"PIP_ROOT_USER_ACTION=ignore {bar} {venv}/bin/python -m pip {verb} {words}"
 
 
 def import_check(venv: str, modules: Sequence[str]) -> str:

@@ -63,10 +63,6 @@ DAMAGE = {
     ),
     "the venv": ("rm $(echo /opt/runbooks/runtimes/*/venv/bin/python)", ["runtime sglang 0.5.23"]),
     "the wheel's file": ("rm /var/lib/runbooks/wheels/*/*.whl", ["flash-attn 2.8.3.post2 wheel"]),
-    "a package of the venv": (
-        "rm -r /opt/runbooks/runtimes/*/venv/lib/python3*/site-packages/torch",
-        ["runtime sglang 0.5.23"],
-    ),
     "the wheel": ("rm -r /var/lib/runbooks/wheels/*", ["flash-attn 2.8.3.post2 wheel"]),
     "half a build": ("rm /opt/runbooks/runtimes/*/built", ["runtime sglang 0.5.23"]),
     "a package": ("dpkg -r --force-depends numactl", ["packages ca-certificates curl kmod pciutils and 7 more"]),
@@ -77,7 +73,6 @@ SLOW = (
     "the venv",
     "the wheel",
     "the wheel's file",
-    "a package of the venv",
     "half a build",
     "a package",
 )  # build something again
@@ -93,6 +88,27 @@ def test_damage_is_repaired_and_nothing_else(provision: Provision, damage: str, 
     run = provision()
     assert run.errors == []
     assert run.said.steps("changed") == repaired == preview.said.steps("would-change")
+    assert provision().result.changed == 0
+
+
+def test_a_package_of_the_venv_alone_comes_again(provision: Provision) -> None:
+    """Of the index and of our own wheel; nothing else is written, and no server may run from it."""
+    site = f"$(echo {provision.runtime}/venv/lib/python3*/site-packages)"
+    others = f"stat -c '%n %i %y' {provision.runtime}/built {site}/sglang/*.py {site}/huggingface_hub/*.py"
+    before = provision.guest.run(others).stdout
+    server = (
+        f"systemd-run --quiet --unit gs-server {provision.runtime}/venv/bin/python -c 'import time; time.sleep(99)'"
+    )
+    provision.guest.run(f"rm -r {site}/torch {site}/flash_attn/__init__.py && {server}")
+    (error,) = provision().result.failed
+    assert "a server runs from it" in error.message
+    provision.guest.run("systemctl stop gs-server")
+    run = provision()
+    assert (run.errors, run.said.steps("changed")) == ([], ["runtime sglang 0.5.23"])
+    (diff,) = (event.data["diff"] for event in run.said.events if event.data.get("state") == "changed")
+    assert diff[0].endswith(" and others gone or changed: flash-attn==2.8.3.post2, torch==2.13.0 again")
+    assert provision.guest.run(others).stdout == before
+    assert provision.guest.run(f"{provision.runtime}/venv/bin/python -c 'import torch, flash_attn'").returncode == 0
     assert provision().result.changed == 0
 
 

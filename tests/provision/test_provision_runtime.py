@@ -17,8 +17,9 @@ from runbooks.inventory import Loaded, load
 from runbooks.inventory.runtimes import runtime_path
 from runbooks.inventory.shape import GitSource, PythonArchive, Runtime
 from runbooks.provision import stages
+from runbooks.provision.damage import FILES, read, repair, whole
 from runbooks.provision.interpreter import archived, interpreter
-from runbooks.provision.runtime import _patched, whole
+from runbooks.provision.runtime import _patched
 from tests.provision.test_provision_stages import UBUNTU, every_step
 
 COMMIT = "15a2459" + "0" * 33
@@ -97,7 +98,7 @@ def test_a_file_that_is_gone_is_found(tmp_path: Path) -> None:
     assert look(folder) == []
     (folder / "venv" / "torch" / "b.so").write_text("123")
     (folder / "venv" / "a.py").unlink()
-    assert look(folder) == ["", "a.py", "torch/b.so"]
+    assert look(folder)[:4] == ["", "a.py", "torch/b.so", ""]
     python = folder / "venv" / "bin" / "python"
     python.parent.mkdir()
     shutil.copy("/bin/sleep", python)
@@ -105,7 +106,7 @@ def test_a_file_that_is_gone_is_found(tmp_path: Path) -> None:
         subprocess.Popen([python, "60"]) as server,
         subprocess.Popen(["/usr/bin/tail", "-f", "/dev/null", python], stderr=-3) as looks,
     ):
-        assert look(folder) == [f"{server.pid} ", "a.py", "torch/b.so"]
+        assert look(folder)[:3] == [f"{server.pid} ", "a.py", "torch/b.so"]
         server.kill()
         looks.kill()
 
@@ -121,6 +122,74 @@ def test_a_damaged_runtime_is_built_again_unless_a_server_runs_from_it(loaded: L
     assert not verdict.ok
     assert "in use by pid 4711 4712" in verdict.details[1]
     assert step.plan(answers(step, "4711 4712", mark=True)) is None  # built before files were listed
+
+
+def a_venv(folder: Path) -> Path:
+    """Two packages and a file of nobody, listed."""
+    site = folder / "venv" / "lib" / "python3.11" / "site-packages"
+    for name, version, others in (("torch", "2.13.0+cu130", ["../../../bin/torchrun"]), ("sgl_kernel", "0.4", [])):
+        files = [f"{name}/a.py", f"{name}/b.so", *others, f"{name}-{version}.dist-info/METADATA"]
+        for file in files:
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).write_text(file)
+        (site / f"{name}-{version}.dist-info" / "RECORD").write_text("".join(f"{file},sha256=x,9\n" for file in files))
+    (folder / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    listed = subprocess.run(["sh", "-c", FILES], cwd=folder / "venv", capture_output=True, text=True, check=True)
+    (folder / "files.txt").write_text(listed.stdout)
+    return site
+
+
+@pytest.mark.parametrize(
+    ("lost", "packages"),
+    [
+        (["torch"], ["torch==2.13.0+cu130"]),
+        (["torch/b.so", "sgl_kernel/a.py"], ["sgl-kernel==0.4", "torch==2.13.0+cu130"]),
+        (["../../../bin/torchrun"], ["torch==2.13.0+cu130"]),
+        (["sgl_kernel-0.4.dist-info/METADATA"], ["sgl-kernel==0.4"]),
+        (["torch-2.13.0+cu130.dist-info"], ["torch==2.13.0+cu130"]),
+        (["../../../pyvenv.cfg"], []),
+        (["torch/a.py", "../../../pyvenv.cfg"], []),
+        (["torch", "torch-2.13.0+cu130.dist-info"], []),
+    ],
+)
+def test_whose_the_lost_files_are(tmp_path: Path, lost: list[str], packages: list[str]) -> None:
+    site = a_venv(tmp_path)
+    for name in lost:
+        subprocess.run(["rm", "-r", site / name], check=True)
+    damage = read({"out": "\n".join(look(tmp_path))})
+    assert (damage.users, list(damage.packages)) == ("", packages)
+    assert damage.lost
+
+
+@pytest.mark.parametrize(
+    ("install", "instead"),
+    [
+        ("printf torch/b.so >$SITE/torch/b.so", False),
+        ("{ printf torch/b.so >$SITE/torch/b.so; touch $SITE/torch-2.13.0+cu130.dist-info/REQUESTED; }", False),
+        ("printf other >$SITE/torch/b.so", True),
+        ("false", True),
+    ],
+)
+def test_a_repair_is_judged_by_the_list_of_files(tmp_path: Path, install: str, instead: bool) -> None:
+    site = a_venv(tmp_path)
+    (site / "torch/b.so").write_text("torn")
+    install = install.replace("$SITE", str(site))
+    script = repair(str(tmp_path), ["torch==2.13.0+cu130"], install, "echo INSTEAD")
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=True)
+    assert ("INSTEAD" in done.stdout) == instead
+    assert bool(look(tmp_path)) == instead
+
+
+def test_only_the_packages_that_lost_something_come_again(loaded: Loaded) -> None:
+    said = "\na.py\ntorch/b.so\n\nflash_attn-2.8.3.post2\ntorch-2.13.0"
+    step, _ = built(loaded)
+    change = step.plan(answers(step, said, mark=True))
+    assert change.diff[0].line == "a.py and others gone or changed: flash-attn==2.8.3.post2, torch==2.13.0 again"
+    assert re.search(r"--ignore-installed --no-deps torch==2.13.0 && .* --no-index .*/\*\.whl && ", change.script)
+    assert subprocess.run(["sh", "-n"], input=change.script, text=True, check=False).returncode == 0
+    for special in ({"patches": (PATCH,)}, {"sources": (msgspec.structs.replace(SOURCE, package="torch"),)}):
+        step, _ = built(loaded, **special)
+        assert step.plan(answers(step, said, mark=True)).diff[0].line.startswith("again: ")
 
 
 def test_a_python_from_a_mirror(loaded: Loaded, tmp_path: Path) -> None:
