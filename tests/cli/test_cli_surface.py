@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.served  # a whole process each time
+
 ROOT = Path(__file__).parents[2]
 INVOKE = str(Path(sys.executable).with_name("invoke"))
 
