@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runbooks.bench import charts, hardware
-from runbooks.bench.charts import Band, Line, Plot
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.summary import Log
 from runbooks.bench.results import BenchResult
@@ -14,7 +13,6 @@ from runbooks.bench.words import streams
 
 LANES = 64  # streams that are drawn
 SPAN = 12.0  # seconds of them
-STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def of(result: BenchResult) -> dict[str, str]:
@@ -46,26 +44,15 @@ def _cards(
     series = [(float(at), sum(all_) / len(all_)) for at, all_ in sorted(seconds.items())]
     if len(series) < 3 or not any(mean for _, mean in series):
         return ""
-    plot = _plot(series[0][0], series[-1][0], max(max(all_) for all_ in seconds.values()), label, label)
+    chart = charts.axes("seconds", label)
+    charts.linear(chart, "x", series[0][0], series[-1][0])
+    charts.linear(chart, "y", 0, max(max(all_) for all_ in seconds.values()) * 1.08)
     for point in result.points:
         for window in point["windows"][:1]:
-            text = str(point["concurrency"])
-            plot.shade((window[0] - begin) * 1e-9, (window[1] - begin) * 1e-9, text)
-    plot.band(Band([(float(at), min(all_), max(all_)) for at, all_ in sorted(seconds.items())], "measured"))
-    plot.line(Line(series, "measured", marks=False))
-    return plot.svg()
-
-
-def _plot(begin: float, end: float, highest: float, label: str, title: str) -> Plot:
-    x = charts.linear(begin, end, charts.LEFT, charts.WIDTH - charts.RIGHT)
-    y, y_ticks = charts.linear_axis(highest)
-    return Plot(x, y, _seconds(begin, end), y_ticks, "seconds", label, title)
-
-
-def _seconds(begin: float, end: float) -> list[tuple[float, str]]:
-    step = next((step for step in STEPS if (end - begin) / step <= 9), STEPS[-1])
-    first = -(-begin // step)
-    return [((first + i) * step, f"{(first + i) * step:g}") for i in range(int((end - first * step) // step) + 1)]
+            charts.shade(chart, [(at - begin) * 1e-9 for at in window], str(point["concurrency"]))
+    charts.band(chart, [(float(at), min(all_), max(all_)) for at, all_ in sorted(seconds.items())], "measured")
+    charts.line(chart, series, "measured")
+    return charts.svg(chart, label)
 
 
 def _lanes(result: BenchResult) -> str:
@@ -77,19 +64,20 @@ def _lanes(result: BenchResult) -> str:
     log = Log.of(rawlog.decode((result.folder / "raw" / top["log"]).read_bytes()))
     begin, until = log.window[0], min(log.window[1], log.window[0] + round(SPAN * 1e9))
     lanes = min(LANES, top["concurrency"])
-    length = (until - begin) * 1e-9
-    x = charts.linear(0.0, length, charts.LEFT, charts.WIDTH - charts.RIGHT)
-    y = charts.linear(0.0, float(lanes), charts.TOP, charts.HEIGHT - charts.BOTTOM)
-    every = max(1, lanes // 8)
-    ticks = [(slot + 0.5, str(slot + 1)) for slot in range(0, lanes, every)]
-    plot = Plot(x, y, _seconds(0.0, length), ticks, "seconds in the window", "stream", f"Requests at {streams(lanes)}")
-    height = (charts.HEIGHT - charts.BOTTOM - charts.TOP) / lanes
+    chart = charts.axes("seconds in the window", "stream")
+    charts.linear(chart, "x", 0.0, (until - begin) * 1e-9)
+    charts.linear(chart, "y", lanes + 0.5, 0.5)  # the first on top
+    chart.grid(visible=False)
+    bars: dict[str, list[tuple[int, float, float]]] = {}
     for request in log.requests:
         if request.slot >= lanes or request.end < begin or request.start > until:
             continue
         first = request.first if request.first is not None else request.end
-        for style, low, high in (("prompt", request.start, first), ("answer", first, request.last or first)):
-            left, right = (x((min(max(at, begin), until) - begin) * 1e-9) for at in (low, high))
-            failed = " bad" if request.failure else ""
-            plot.box(f"lane {style}{failed}", left, y(request.slot) + height * 0.12, right - left, height * 0.76)
-    return plot.svg()
+        for name, low, high in (("communication", request.start, first), ("measured", first, request.last or first)):
+            left, right = ((min(max(at, begin), until) - begin) * 1e-9 for at in (low, high))
+            if right > left:
+                bars.setdefault("bad" if request.failure else name, []).append((request.slot + 1, right - left, left))
+    for name, known in bars.items():
+        lane, length, left_ends = zip(*known, strict=True)
+        chart.barh(lane, length, 0.76, left_ends, color=charts.colour(name), alpha=0.8)
+    return charts.svg(chart, f"Requests at {streams(lanes)}")

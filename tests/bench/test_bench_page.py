@@ -28,7 +28,7 @@ addEventListener('load', () => {
   const empty = svgs.filter(one => one.getBoundingClientRect().width < 250 || one.querySelectorAll('*').length < 8);
   const asked = performance.getEntriesByType('resource').map(one => one.name);
   const told = {wide, charts: svgs.length, empty: empty.length, asked,
-    size: Math.min(...svgs.flatMap(svg => [...svg.querySelectorAll('text.tick')].slice(0, 1)
+    size: Math.min(...svgs.flatMap(svg => [...svg.querySelectorAll('text')].slice(0, 1)
       .map(one => one.getBoundingClientRect().height)))};
   document.body.setAttribute('data-told', JSON.stringify(told));
 });
