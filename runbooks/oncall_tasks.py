@@ -59,7 +59,7 @@ def install(
         **WHERE,
         "file": "a log, a folder or tar archive of logs, or - for what is piped in: needs no host and no inventory",
         "bundle": "what a failed deploy saved: a folder or tar archive here, or on the hosts its name, or latest",
-        "since": "how far back a host's logs are read: 30m, 1h, 2d",
+        "since": "how far back (30m, 2d): a host's logs from now (default 1h), a file from its last line (default all)",
     },
 )
 def diagnose(
@@ -67,7 +67,7 @@ def diagnose(
     hosts: list[str],
     file: str = "",
     bundle: str = "",
-    since: str = "1h",
+    since: str = "",
     inventory: str | None = None,
     json: bool = False,
     plain: bool = False,
@@ -77,9 +77,9 @@ def diagnose(
     from runbooks.paths import expand
 
     if file or (bundle and expand(bundle).exists()):
-        return diagnose_file(file or bundle, _reporter(json, plain), bundle=bool(bundle))
+        return diagnose_file(file or bundle, _reporter(json, plain), bundle=bool(bundle), since=since)
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return diagnose_saved(session, bundle) if bundle else diagnose_hosts(session, since)
+        return diagnose_saved(session, bundle, since) if bundle else diagnose_hosts(session, since)
 
 
 @command(

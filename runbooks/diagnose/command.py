@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from runbooks.diagnose.classify import Cause, rank
-from runbooks.diagnose.sources import Texts, from_file, from_host, from_saved, seconds
+from runbooks.diagnose.since import recent, seconds
+from runbooks.diagnose.sources import Texts, from_file, from_host, from_saved
 
 if TYPE_CHECKING:
     from runbooks.engine.report import Level, Reporter
@@ -15,22 +16,35 @@ if TYPE_CHECKING:
     from runbooks.session import Session
 
 WELL = ("nothing", "starting")
+LOOK_BACK = "1h"  # of a host's logs; what was saved is read whole
 
 
-def diagnose_hosts(session: Session, since: str) -> int:
+def diagnose_hosts(session: Session, since: str = "") -> int:
     """Exit code 0 where nothing was found on any host."""
+    since = since or LOOK_BACK
     seconds(since)  # refused before any host is asked
     return _tell_all(session, lambda conn: from_host(conn, since))
 
 
-def diagnose_file(name: str, report: Reporter, *, bundle: bool = False) -> int:
+def diagnose_file(name: str, report: Reporter, *, bundle: bool = False, since: str = "") -> int:
     """Works without hosts and without an inventory. `bundle`: it must be what a failed deploy saved."""
-    return tell(causes(from_file(name, bundle=bundle)), report)
+    span = seconds(since) if since else None
+    return tell(causes(_lately(from_file(name, bundle=bundle), span, report)), report)
 
 
-def diagnose_saved(session: Session, name: str) -> int:
+def diagnose_saved(session: Session, name: str, since: str = "") -> int:
     """The same for a bundle that lies on each host: its folder's name, or `latest`."""
-    return _tell_all(session, lambda conn: from_saved(conn, name))
+    span = seconds(since) if since else None
+    return _tell_all(session, lambda conn: _lately(from_saved(conn, name), span, session.report, conn.name))
+
+
+def _lately(texts: Texts, span: int | None, report: Reporter, host: str | None = None) -> Texts:
+    lately = texts if span is None else recent(texts, span)
+    if lately is None:
+        report.note(
+            "its lines tell no time, so --since leaves nothing out: all of it was read", host=host, level="warning"
+        )
+    return lately or texts
 
 
 def _tell_all(session: Session, gather: Callable[[Connection], Texts]) -> int:

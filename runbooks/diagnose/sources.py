@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbooks import paths
+from runbooks.diagnose.since import seconds
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.step import quote
 from runbooks.paths import expand
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 LARGEST = 50_000_000  # bytes of a file that are read; of a longer one the end
 _KERNEL = re.compile(r"^(?:\[\s*\d+\.\d+\]|<\d>|\S+ +\d+ [\d:.]+ \S+ kernel: |\S+T[\d:.+-]+ \S+ kernel: )|NVRM:")
-_SINCE = re.compile(r"(\d+)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # nvidia-smi that waits in the kernel cannot be killed: it is left in the background, and its silence is an answer.
 _GATHER = """\
@@ -56,14 +55,6 @@ class Texts:
     installs: str = ""
     unit: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
-
-
-def seconds(since: str) -> int:
-    """'90s', '10m', '1h', '2d'. Raises UsageError for anything else."""
-    match = _SINCE.fullmatch(since)
-    if not match:
-        raise UsageError(f"--since {since!r} is no length of time", details=["for example 30m, 1h or 2d"])
-    return int(match[1]) * _SECONDS[match[2]]
 
 
 def from_host(conn: Connection, since: str) -> Texts:

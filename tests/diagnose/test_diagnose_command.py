@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbooks.diagnose.command import causes, diagnose_file
-from runbooks.diagnose.sources import Texts, from_text, seconds
+from runbooks.diagnose.since import seconds
+from runbooks.diagnose.sources import Texts, from_text
 from runbooks.engine.errors import UsageError
 from runbooks.engine.printers import JsonPrinter
 from runbooks.engine.report import Reporter
