@@ -25,7 +25,7 @@ from runbooks.engine.errors import StepFailed, page_of
 from runbooks.engine.follow import JobResult, follow
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
-from runbooks.engine.shell import Answer
+from runbooks.engine.shell import ENVIRONMENT, Answer
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
@@ -39,8 +39,7 @@ _SUPERVISOR = """\
 cd "{folder}" || exit 1
 exec 9>>lock; flock 9
 echo $$ >pid
-export HOME=/root USER=root LOGNAME=root LC_ALL=C.UTF-8
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export {environment}
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 APT_LISTCHANGES_FRONTEND=none PYTHONUNBUFFERED=1
 export UPLOADS="{folder}/uploads" JOB="{folder}"
 members() {{
@@ -54,7 +53,8 @@ end_all() {{
   done
 }}
 now() {{ read -r up rest </proc/uptime; echo "${{up%.*}}"; }}
-( while sleep 1 && kill -0 $$ 2>/dev/null; do
+( trap 'kill "$nap" 2>/dev/null; wait "$nap"; exit' TERM
+  while sleep 1 & nap=$!; wait "$nap" && kill -0 $$ 2>/dev/null; do
     {refresh}
     [ "$(stat -c %s log)" -le {log_limit} ] || {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
   done ) 9>&- & guard=$!
@@ -66,7 +66,7 @@ if [ "$cancelled" ]; then echo "cancelled" >>log; end_all; rc=143
 elif [ $(( $(now) - began )) -ge {limit:.0f} ] && {{ [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; }}; then
   echo "{limit:.0f} s are over: the job was ended" >>log; end_all; rc=124
 fi
-kill "$guard" 2>/dev/null
+kill "$guard" 2>/dev/null; wait "$guard"  # and its sleep: systemd would log what a unit leaves behind
 rm -rf script uploads
 echo "$rc" 1<>rc.new && mv rc.new rc  # into the room that was kept for it: the disk may be full by now
 """
@@ -164,7 +164,9 @@ def _launch(connection: Connection, name: str, folder: str, label: str, limit: f
     # A unit stays loaded while a process of it lives (KillMode=process leaves some), so its name is never used again.
     unit = f"rb-{label}-{secrets.token_hex(3)}"
     refresh = f"touch -c {quote(paths.LOCK)} 2>/dev/null" if changes else ":"
-    supervisor = _SUPERVISOR.format(folder=folder, unit=unit, limit=limit, log_limit=LOG_LIMIT, refresh=refresh)
+    supervisor = _SUPERVISOR.format(
+        folder=folder, unit=unit, limit=limit, log_limit=LOG_LIMIT, refresh=refresh, environment=ENVIRONMENT
+    )
     launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"))
     answer = connection.ask(launch, stdin=supervisor.encode())
     if answer.rc != 0:

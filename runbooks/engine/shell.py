@@ -23,6 +23,11 @@ START_TIMEOUT = 20.0  # seconds until the first shell answers, a sudo prompt inc
 GRACE = 3.0  # seconds that the far side gets to end a script that ran into its deadline, before we give it up
 OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of one answer; what is longer is cut
 
+# All that questions and jobs see: a login's own TMPDIR, POSIXLY_CORRECT or PYTHONHOME would change what tools answer.
+ENVIRONMENT = (
+    "HOME=/root USER=root LOGNAME=root LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
 _READY = """\
 umask 077
 for d in /run /dev/shm /tmp; do  # the first that can be written, and is not full
@@ -55,6 +60,9 @@ base64 -d >"$T/i" <<'{end}'
 
 # sudo 1.9 says the first ones, sudo-rs (Ubuntu 25.10, Debian 13) the last.
 _NO_PASSWORD = ("password is required", "terminal is required", "interactive authentication is required")
+_SILENT = (
+    "it said nothing: look at the login's shell (getent passwd), startup files, and commands that sshd forces on it"
+)
 _REFUSED = ("not in the sudoers file", "is not allowed to", "I'm afraid I can't do that")
 
 
@@ -93,7 +101,7 @@ class Shell:
         """
         shell = cls(channel, host, None if user == "root" else password)
         begin = f"printf '%s begin\\n' {shell._token}; exec sh"
-        clean = "env LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        clean = f"env -i {ENVIRONMENT}"
         if user == "root":
             channel.exec_command(f'exec {clean} sh -c "{begin}"')
         else:
@@ -161,7 +169,7 @@ class Shell:
             )
         if any(said in line for line in lines for said in _REFUSED):
             what = "sudo on this host does not let this login become root"
-        return Unreachable(what, host=self._host, details=lines[-3:])
+        return Unreachable(what, host=self._host, details=lines[-3:] or [_SILENT])
 
     def ask(self, script: str, *, deadline: float, stdin: bytes = b"") -> Answer:
         """Run a script and return its answer. Raises NoAnswer when the deadline (seconds) passes."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 10.0  # seconds, for TCP; a banner and a login get the same each
 KEEPALIVE = 15  # seconds
 DROPPED_TRIES = 5  # connects, where an sshd drops one before it greets: too many logins at once (MaxStartups)
-INLINE_LIMIT = 256 * 1024  # bytes; larger files go by SFTP
-FETCH_BLOCK = 4 * 1024 * 1024  # bytes an exchange
+BLOCK = 1024 * 1024  # bytes of a file that go in one exchange
 
 
 class Dropped(Unreachable):
@@ -98,23 +98,23 @@ class Connection:
     def put(self, data: bytes, path: str, *, mode: int = 0o644, owner: str = "") -> None:
         """Write a whole file as root, atomically: a temporary name in the same folder, then a rename.
 
-        `owner` is `user:group`; "": root's.
+        `owner` is `user:group`; "": root's. Through the shell, block by block: SFTP would want a second channel, which
+        MaxSessions or a startup file that reads or prints can make fail, or hang.
         """
         from runbooks.engine.step import quote
 
-        target, staged = quote(path), quote(f"{path}.rb-new")
-        source = "cat" if len(data) <= INLINE_LIMIT else f"cat {quote(self._upload(data))}"
+        target, staged = quote(path), quote(f"{path}.rb-{secrets.token_hex(4)}")
         own = f"chown -- {quote(owner)} {staged} && " if owner else ""
-        script = (
-            f'mkdir -p -- "$(dirname -- {target})" && umask 077 && {source} > {staged} && '
-            f"{own}chmod {mode:04o} {staged} && mv -f -- {staged} {target}"
-        )
-        answer = self.ask(script, stdin=data if source == "cat" else b"", deadline=60)
-        if source != "cat":
-            self.ask(f"rm -f -- {quote(source.removeprefix('cat '))}")
-        if answer.rc != 0:
-            said = answer.err.strip().splitlines()[-3:]
-            raise RunbookError(f"could not write {path}", host=self.name, details=said, page=page_of(said))
+        folder = f'mkdir -p -- "$(dirname -- {target})" && '
+        finish = f" && {own}chmod {mode:04o} {staged} && mv -f -- {staged} {target}"
+        for at in range(0, len(data) or 1, BLOCK):
+            last = at + BLOCK >= len(data)
+            script = f"{folder}umask 077 && cat >>{staged}{finish if last else ''}"
+            answer = self.ask(script, stdin=data[at : at + BLOCK], deadline=60)
+            if answer.rc != 0:
+                self.ask(f"rm -f -- {staged}")
+                said = answer.err.strip().splitlines()[-3:]
+                raise RunbookError(f"could not write {path}", host=self.name, details=said, page=page_of(said))
 
     def fetch(self, path: str) -> bytes:
         """Read a whole file as root, block by block."""
@@ -123,11 +123,11 @@ class Connection:
         blocks: list[bytes] = []
         while True:
             offset = sum(map(len, blocks))
-            answer = self.ask(f"tail -c +{offset + 1} -- {quote(path)} | head -c {FETCH_BLOCK}", deadline=120)
+            answer = self.ask(f"tail -c +{offset + 1} -- {quote(path)} | head -c {BLOCK}", deadline=120)
             if answer.err:
                 raise Unreachable(f"could not read {path}", host=self.name, details=answer.err.splitlines()[-3:])
             blocks.append(answer.raw)
-            if len(answer.raw) < FETCH_BLOCK:
+            if len(answer.raw) < BLOCK:
                 return b"".join(blocks)
 
     def close(self) -> None:
@@ -141,28 +141,6 @@ class Connection:
     def reconnect(self) -> None:
         """Drop everything; the next `ask` connects anew."""
         self.close()
-
-    def _upload(self, data: bytes) -> str:
-        """To a private temporary file: by SFTP, or through the shell where sshd opens no second channel for it."""
-        import io
-        import secrets
-
-        import paramiko
-
-        remote = f"/tmp/rb-upload-{secrets.token_hex(8)}"
-        try:
-            with self._connected().sftp() as sftp:
-                sftp.open(remote, "w").close()
-                sftp.chmod(remote, 0o600)
-                sftp.putfo(io.BytesIO(data), remote)
-        except (paramiko.SSHException, paramiko.SFTPError, EOFError):
-            self.reconnect()  # no SFTP here, or a startup file that talks into it
-            for at in range(0, len(data), INLINE_LIMIT):
-                self.ask(f"umask 077; cat >>{remote}", stdin=data[at : at + INLINE_LIMIT], deadline=60)
-        except OSError as error:
-            self.close()
-            raise self._unreachable(f"an upload was cut off ({error or type(error).__name__})") from None
-        return remote
 
     def _open_shell(self) -> Shell:
         if self._shell is None:

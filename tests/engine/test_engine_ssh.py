@@ -60,13 +60,12 @@ def test_facts_of_a_real_host(connection: Connection) -> None:
     assert facts.is_container
 
 
-def test_large_files_go_by_sftp_and_come_back(connection: Connection) -> None:
+def test_large_files_go_in_blocks_and_come_back(connection: Connection) -> None:
     data = bytes(range(256)) * 20_000
     connection.put(data, "/root/deep/er/large.bin", mode=0o600)
     assert connection.fetch("/root/deep/er/large.bin") == data
-    assert (
-        connection.ask("stat -c '%a %U' /root/deep/er/large.bin; ls /tmp/rb-upload-* 2>/dev/null").out == "600 root\n"
-    )
+    assert connection.ask("cd /root/deep/er; stat -c '%a %U %n' *").out == "600 root large.bin\n"
+    assert connection.execs == 1
 
 
 def test_a_banner_and_noisy_startup_files_are_not_taken_for_answers(guest: Guest, target: Target) -> None:
@@ -220,3 +219,6 @@ def test_a_finished_job_leaves_its_log_and_no_script(connection: Connection) -> 
     listing = connection.ask(f"ls {result.folder}; cat {result.folder}/log; ls -d {paths.JOBS}/*").out.split()
     assert "script" not in listing
     assert "hello" in listing
+    journal = connection.ask("journalctl -u 'rb-leaves-*' --no-pager; systemctl list-units --all 'rb-leaves-*'").out
+    assert "runbooks: leaves" in journal
+    assert "remain" not in journal, "the unit left a process behind"

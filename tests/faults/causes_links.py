@@ -77,7 +77,7 @@ def wrong_key(world: World) -> Ran:
 
 
 def one_session_a_connection(world: World) -> Ran:
-    """No second channel, so no SFTP for the large file."""
+    """No second channel on the connection."""
     _sshd(world, "MaxSessions 1")
     return world.run()
 

@@ -150,7 +150,7 @@ class World:
         """What no run may leave: half a file, a lock, a private temporary folder, a job at work."""
         left = self.sh(
             f"find {ROOT} /etc/systemd/system -name '*.rb-*' 2>/dev/null; ls -d {paths.LOCK} 2>/dev/null;"
-            "ls /tmp/rb-upload-* 2>/dev/null; pgrep -fa '[j]obs/.*/supervisor'; true"
+            "pgrep -fa '[j]obs/.*/supervisor'; true"
         )
         return left.split("\n")[:-1]
 
