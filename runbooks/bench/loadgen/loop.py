@@ -1,4 +1,4 @@
-"""The measuring loop. In it: wait, recv_into, a time stamp, append. Everything else waits until the point is over.
+"""The measuring loop. In it: wait, read, a time stamp, append. Everything else waits until the point is over.
 
 Closed loop: each slot sends its next request when the last one ended. Open loop: requests have intended start times,
 drawn beforehand and never moved, and every latency counts from them; a server that falls behind cannot slow down the
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from . import rawlog
 from .shared import CUT, DRAIN, FIELDS, RAMP, WINDOW, Board
-from .stream import AGAIN, OUT, Poller, Stream, delay_acks
+from .stream import AGAIN, END, IN, OUT, Poller, Stream, delay_acks
 from .wire import Target, head_of
 
-READ = 65536  # bytes of the one buffer that all reads go through
+READ = 16384  # bytes of one read, a hundred chunks; what is left comes with the next turn
 PAUSE = 0.0003  # s after a turn: a step's burst is read in a few turns, at half the CPU; it counts as lateness
 TICK = 0.02  # s that a turn waits at most
 RETRY = 0.5  # s: a server that refuses is asked twice a second, not in a tight loop
@@ -62,8 +62,6 @@ class Worker:
         self.parent = os.getppid()
         self.tls = plan.target.tls
         self.poller = Poller()
-        self.buffer = bytearray(READ)
-        self.view = memoryview(self.buffer)
         self.finished: list[rawlog.Block] = []
         self.stock: list[Made] = []  # made ahead, while nothing waits to be read
         self.busy_log = [0] * 64  # loop turns by the power of two of their nanoseconds
@@ -101,7 +99,7 @@ class Worker:
     def _measure(self) -> None:
         phase = 0
         housekeeping = 0.0
-        streams, wait, clock = self.poller.streams, self.poller.wait, time.perf_counter_ns
+        wait, clock = self.poller.wait, time.perf_counter_ns
         pause = PAUSE if len(self.streams) > 1 or self.plan.arrivals is not None else 0.0
         while True:
             if self.board.phase != phase:
@@ -122,14 +120,7 @@ class Worker:
                     self.stock.append(self.plan.request(None))
                 continue
             turn = clock()
-            for number, events in ready:
-                stream = streams.get(number)
-                if stream is None:  # closed within this turn
-                    continue
-                if events & OUT:
-                    self._flush(stream)
-                if events & ~OUT:
-                    self._read(stream, phase)
+            self._turn(ready, phase)
             if pause:
                 time.sleep(pause)
             spent = clock() - turn
@@ -137,40 +128,71 @@ class Worker:
             self.busy_max = max(self.busy_max, spent)
         self._mark(CUT + 1)
 
-    def _read(self, stream: Stream, phase: int) -> None:
-        if stream.sock is None:  # lost while it was written to
-            return
-        try:
-            size = stream.sock.recv_into(self.buffer)
-        except AGAIN:
-            return
-        except OSError as error:
+    def _turn(self, ready: list[tuple[int, int]], phase: int) -> None:
+        """Reads once from each that is ready. One more piece of a running answer, the ordinary case, ends here."""
+        streams, clock, count = self.poller.streams, time.perf_counter_ns, 0
+        for number, events in ready:
+            stream = streams.get(number)
+            if stream is None:  # closed within this turn
+                continue
+            if events != IN or not stream.running:
+                count += self._attend(stream, events, phase)
+                continue
+            try:
+                data = os.read(number, READ)
+            except OSError as error:
+                self._unread(stream, error)
+                continue
+            now = clock()
+            if len(data) < len(END) or data.endswith(END):
+                self._took(stream, now, data, phase)
+            else:
+                stream.reads.append((now, data))
+            count += 1
+        self.row[_READS] += count
+
+    def _attend(self, stream: Stream, events: int, phase: int) -> int:
+        """Everything that is not ordinary: an answer's beginning, TLS, a request still being sent. Number of reads."""
+        if events & OUT:
+            self._flush(stream)
+        count = 0
+        while events & ~OUT and stream.sock is not None:
+            try:
+                data = stream.sock.recv(READ)
+            except OSError as error:
+                self._unread(stream, error)
+                break
+            self._took(stream, time.perf_counter_ns(), data, phase)
+            count += 1
+            if not isinstance(stream.sock, ssl.SSLSocket) or not stream.sock.pending():
+                break  # there are no decrypted bytes that poll cannot see
+        return count
+
+    def _unread(self, stream: Stream, error: OSError) -> None:
+        if not isinstance(error, AGAIN):
             self._lost(stream, f"connection: {error.strerror or type(error).__name__}")
-            return
-        now = time.perf_counter_ns()
+
+    def _took(self, stream: Stream, now: int, data: bytes, phase: int) -> None:
         if not stream.busy:  # closed, or a byte that nobody asked for, between two requests
             self.poller.close(stream)
             return
-        if not size:
+        if not data:
             self._ended_by_close(stream)
             return
         reads = stream.reads
-        reads.append((now, bytes(self.view[:size])))
-        stream.seen = now
-        self.row[_READS] += 1
+        reads.append((now, data))
         if len(reads) == 3 and stream.sequence == 1:
             self.row[_DECODING] += 1
         if not stream.framed and not self._frame(stream):
             return
         if stream.chunked:
+            stream.running = len(reads) > 2 and not self.tls
             if stream.ended:
                 self._finish(stream, None, phase)
         elif stream.missing >= 0:
-            stream.missing -= size
+            stream.missing -= len(data)
             if stream.missing <= 0:
                 self._finish(stream, None, phase)
-        if self.tls and isinstance(stream.sock, ssl.SSLSocket) and stream.sock.pending():
-            self._read(stream, phase)  # decrypted bytes that poll cannot see
 
     def _frame(self, stream: Stream) -> bool:
         try:
@@ -184,8 +206,8 @@ class Worker:
         stream.meta["status"] = head.status
         if head.length is not None:
             stream.missing = head.length + head.size - sum(len(data) for _, data in stream.reads[:-1])
-        if stream.sequence == 1 and head.server == "uvicorn" and stream.sock is not None:
-            delay_acks(stream.sock)
+        if head.server == "uvicorn" and stream.sock is not None:
+            delay_acks(stream.sock)  # each time: one late chunk, and the kernel goes back to acknowledging each
         return True
 
     def _flush(self, stream: Stream) -> None:
@@ -216,7 +238,7 @@ class Worker:
             return False
         closed = self.plan.arrivals is None
         for stream in self.streams:
-            if stream.busy and now - stream.seen * 1e-9 > self.plan.silence:
+            if stream.busy and now - stream.heard * 1e-9 > self.plan.silence:
                 self._lost(stream, f"silent: no byte for {self.plan.silence:g} s")
             if closed and not stream.busy and phase < DRAIN and now >= stream.due:
                 self._start(stream, phase, time.perf_counter_ns())
@@ -278,7 +300,7 @@ class Worker:
     def _finish(self, stream: Stream, error: str | None, phase: int) -> None:
         if not stream.busy:
             return
-        stream.busy = False
+        stream.busy = stream.running = False
         stream.meta |= {"end": time.perf_counter_ns(), "error": error}
         self.finished.append((stream.meta, stream.reads))
         self.row[_FLIGHT] -= 1

@@ -71,7 +71,7 @@ class Server:
         """The counters once nothing runs any more, or after three seconds: SGLang's gauges are late by one or two.
 
         SGLang 0.5.10 writes them with its log lines, so that an idle server keeps those of its last step. They are
-        stale, and set right here, where no token was counted for a second and /v1/loads finds nothing at this moment.
+        stale, and set right here, where no token was counted for a second and its scheduler holds nothing now.
         """
         since, last = time.perf_counter(), None
         for _ in range(15):
@@ -88,12 +88,16 @@ class Server:
 
     def load(self) -> int | None:
         """Requests that SGLang's scheduler holds at this moment, over its ranks; None where it does not say."""
-        try:
-            status, body = self.ask("GET", "/v1/loads", timeout=5.0)
-            ranks = json.loads(body)["loads"] if status == 200 else None
-            return sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks) if ranks else None
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
+        for path in ("/v1/loads", "/get_load"):  # 0.5.10 has both, and answers the first with 500
+            try:
+                status, body = self.ask("GET", path, timeout=5.0)
+                told = json.loads(body) if status == 200 else []
+                ranks = told["loads"] if isinstance(told, dict) else told
+                if ranks:
+                    return sum(_held(rank) for rank in ranks)
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+        return None
 
     def info(self) -> dict[str, Any]:
         """/server_info (once /get_server_info) without anything that looks like a secret; {} where there is none."""
@@ -161,6 +165,10 @@ def parse_metrics(text: str) -> dict[str, float]:
             if any(name == metric and label in labels for metric, label in metrics):
                 totals[ours] = totals.get(ours, 0.0) + float(value)
     return totals
+
+
+def _held(rank: dict[str, int]) -> int:
+    return rank["num_reqs"] if "num_reqs" in rank else rank["num_running_reqs"] + rank["num_waiting_reqs"]
 
 
 def _without_secrets(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from .wire import Target
 
 AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+END = b"0\r\n\r\n"  # of a chunked answer
 IN, OUT = select.POLLIN, select.POLLOUT  # epoll's have the same values
 
 
@@ -32,21 +33,27 @@ class Stream:
     missing: int = -1  # bytes of a Content-Length body to come; -1: no head yet, or the end is marked otherwise
     framed: bool = False
     keep: bool = False
-    seen: int = 0  # ns of the last byte
+    running: bool = False  # more of a chunked answer is to come, and nothing but more: see Worker._turn
+    begun: int = 0  # ns
 
     def begin(self, meta: dict[str, Any], now: int) -> None:
         self.meta = meta
         self.sequence += 1
         self.busy, self.framed, self.chunked, self.missing, self.reads = True, False, False, -1, []
-        self.seen = now
+        self.running, self.begun = False, now
+
+    @property
+    def heard(self) -> int:
+        """ns of the last byte, or of the beginning."""
+        return self.reads[-1][0] if self.reads else self.begun
 
     @property
     def ended(self) -> bool:
         """Whether a chunked answer is over. Inside JSON a line end is escaped: these bytes stand nowhere else."""
         data = self.reads[-1][1]
-        if len(data) < 5:
-            data = b"".join(data for _, data in self.reads[-5:])
-        return data.endswith(b"0\r\n\r\n")
+        if len(data) < len(END):
+            data = b"".join(data for _, data in self.reads[-len(END) :])
+        return data.endswith(END)
 
 
 class Poller:
