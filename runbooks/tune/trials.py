@@ -11,7 +11,7 @@ from runbooks.bench.results import BenchResult, writable
 from runbooks.bench.sweep import run_bench
 from runbooks.deploy import hosts as deploying
 from runbooks.deploy.flow import deploy
-from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
+from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.session import Session
 from runbooks.sglang.argv import resolve
 from runbooks.tune import outcome
@@ -121,7 +121,9 @@ class Experiment:
                 result = run_bench(
                     conn, self.session.loaded, self.host, options=self.options, report=self.report, out=record.folder
                 )
-        except (RunbookError, UsageError) as error:
+        except Unreachable:  # says nothing of the profile: the next run tries it again
+            raise
+        except RunbookError as error:
             self.report.note(f"{name}: {error.message}", host=self.host, level="warning")
             return Trial(name, _kind(error), why=" ".join(error.message.split()))
         return judged(name, result)

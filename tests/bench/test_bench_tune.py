@@ -14,7 +14,7 @@ import pytest
 from runbooks.bench import assess
 from runbooks.bench.results import BenchResult
 from runbooks.deploy import hosts as deploying
-from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
+from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.engine.report import Reporter
 from runbooks.inventory import load
 from runbooks.tune import outcome, trials
@@ -48,6 +48,8 @@ class Site:
             raise RunbookError("the canary says nan", page="nan-output")
         if profile == "broken":
             raise RunbookError("the server died", page="server-down")
+        if profile == "away":
+            raise Unreachable("no route to host")
         self.serves = profile
 
     def bench(self, conn: Any, loaded: Any, host: str, *, options: Any, report: Any, out: Path) -> BenchResult:
@@ -59,7 +61,7 @@ class Site:
     def run(self, *profiles: str, yes: bool = True) -> int:
         loaded = load(ROOT / "inventory.yaml")
         final = loaded.inventory.profiles["final"]
-        names = {**loaded.inventory.profiles, "good": final, "poison": final, "broken": final}
+        names = {**loaded.inventory.profiles, "good": final, "poison": final, "broken": final, "away": final}
         inventory = SimpleNamespace(profiles=names, bench=loaded.inventory.bench, gpus=loaded.inventory.gpus)
         session: Any = SimpleNamespace(
             loaded=SimpleNamespace(inventory=inventory, model_for=loaded.model_for),
@@ -106,6 +108,15 @@ def test_what_was_broken_off_goes_on(site: Site) -> None:
     assert site.run("poison") == 1
     assert (site.deployed, site.sweeps) == (["poison"], 0)
     assert unfinished(site.out, "glm5-a", asked) is None
+
+
+def test_a_host_that_is_away_is_no_crash_of_the_profile(site: Site) -> None:
+    asked = {"profiles": ["away", "poison"], "concurrency": [1, 8, 64], "window": 5.0}
+    Record(site.out / "2026-01-01-glm5-a-tune", "glm5-a", 7, "final", asked, [Trial("final", "invalid")]).save()
+    with pytest.raises(Unreachable):
+        site.run("away", "poison")
+    assert [one["profile"] for one in site.record["trials"]] == ["final"]
+    assert not site.record["done"]
 
 
 def test_nothing_is_touched_without_consent_or_with_a_wrong_name(site: Site) -> None:
