@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from runbooks.canary import Battery
 from runbooks.deploy import evidence, gate, guard, prune, releases, software
-from runbooks.deploy.back import at, invocation, prove, speaks_sense, start_again
+from runbooks.deploy.back import Placed, at, invocation, prove, speaks_sense, start_again
 from runbooks.deploy.look import Host
 from runbooks.deploy.releases import Release
 from runbooks.deploy.unit import Plan, render
@@ -25,6 +25,8 @@ from runbooks.sglang import readback
 from runbooks.sglang.flags import Value
 
 T = TypeVar("T")
+
+EARLIER = 3  # releases that are tried on the way back, until one serves
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Node:
     def number(self, number: int) -> None:
         """A new release gets this number: the same on all hosts of a server, which is how they are found together."""
         self.release = self._release(number)
-        self.previous = self.found.previous_good(self.release.number)
+        self.earlier = self.found.good(but=self.release.number)
+        self.previous = next(iter(self.earlier), None)
 
     def _release(self, number: int) -> Release:
         """The current one, where it is what is wanted and was good (but does not serve); else a new one."""
@@ -146,9 +149,9 @@ class Attempt:
         """Everywhere at once; the head's answer counts, and a death anywhere."""
         before = [node.found.unit.get("InvocationID", "") for node in self.nodes]
         for node in self.nodes:
-            releases.switch(node.conn, node.release)
-            if node.previous is not None:
+            if node.previous is not None and node.release.verdict is None:
                 guard.on(node.conn, node.release, node.previous, budget=self.budget)
+            releases.switch(node.conn, node.release)
         for node in self.nodes:
             releases.restart(node.conn)
         others = [(node.conn, was) for node, was in zip(self.nodes[1:], before[1:], strict=True)]
@@ -231,37 +234,47 @@ class Attempt:
             end = self._bring_back(error)
         except Unreachable as lost:
             end = f"and the host was lost before the release before could be brought back: {lost.message}"
-            end += f"; unless it restarts, it goes back by itself {self.minutes:.0f} min after the start"
+            end += f"; it goes back by itself: when it restarts, or {self.minutes:.0f} min after the start"
         kept = [f"what it left to be read is on the host, in {saved}"] if saved else []
         error.details = (*error.details, *kept, end)
         error.host, error.step = error.host or name, error.step or "deploy"
 
     def _bring_back(self, error: RunbookError) -> str:
-        """What became of it, in words. Raises Unreachable."""
-        placed = [(node.conn, node.previous) for node in self.nodes if node.previous is not None]
-        previous = self.head.previous
-        if previous is None or len(placed) < len(self.nodes):
+        """The newest release that worked, or the one before it, and so on; what became of it, in words. Raises
+        Unreachable."""
+        ways = list(zip(*(node.earlier for node in self.nodes), strict=False))[:EARLIER]
+        if not ways:
             for node in self.nodes:
                 releases.stop(node.conn)
             return "there is no earlier release that worked: the server is stopped"
-        drifted = software.differences(self.head.conn, previous)
-        began = False
-        try:
-            together = all(one.hosts == previous.hosts for _, one in placed) and previous.hosts
-            for group in [placed] if together or len(placed) == 1 else [[one] for one in placed]:
-                start_again(group, budget=self.budget, report=self.report)
-            began = True
+        said = ""  # of those that did not
+        for way in ways:
+            head, placed = way[0], [(node.conn, one) for node, one in zip(self.nodes, way, strict=True)]
+            drifted = software.differences(self.head.conn, head)
+            try:
+                self._start_earlier(placed)
+                also = f", with other software than it was promoted with: {'; '.join(drifted[:3])}" if drifted else ""
+                return f"{said}release {head.number} (profile {head.profile}) serves again{also}"
+            except Unreachable:
+                raise
+            except RunbookError as second:
+                error.details += second.details
+                said += f"and release {head.number} did not come back either: {second.message}; "
+        if len(ways) > 1:
             for node in self.nodes:
-                node.audit(f"back to release {previous.number}")
-            prove(self.head.conn, self.loaded, previous, self.report)
-        except Unreachable:
-            raise
-        except RunbookError as second:
-            error.details += second.details
-            state = "answers again, but is not well" if began else "did not come back either"
-            return f"and release {previous.number} {state}: {second.message}"
-        also = f", with other software than it was promoted with: {'; '.join(drifted[:3])}" if drifted else ""
-        return f"release {previous.number} (profile {previous.profile}) serves again{also}"
+                releases.switch(node.conn, node.earlier[0])
+                releases.restart(node.conn, kill=True)
+        return f"{said}release {ways[0][0].number} is left to be started by systemd"
+
+    def _start_earlier(self, placed: Sequence[Placed]) -> None:
+        """Start it and have it speak sense. Raises RunbookError."""
+        _, release = placed[0]
+        together = all(one.hosts == release.hosts for _, one in placed) and release.hosts
+        for group in [placed] if together or len(placed) == 1 else [[one] for one in placed]:
+            start_again(group, budget=self.budget, report=self.report, kill=True)
+        for node in self.nodes:
+            node.audit(f"back to release {release.number}")
+        prove(self.head.conn, self.loaded, release, self.report)
 
     def _condemn(self, node: Node, error: RunbookError) -> None:
         if node.release.verdict is None:

@@ -23,8 +23,11 @@ Placed = tuple[Connection, Release]
 """A release on its host. A server that spans hosts is several of them, the one that answers first."""
 
 
-def start_again(placed: Sequence[Placed], *, budget: float, report: Reporter) -> gate.Start:
-    """Switch to releases that are on their hosts, start them, wait until they answer. Raises RunbookError."""
+def start_again(placed: Sequence[Placed], *, budget: float, report: Reporter, kill: bool = False) -> gate.Start:
+    """Switch to releases that are on their hosts, start them, wait until they answer. Raises RunbookError.
+
+    `kill`: what runs is broken, and is not given time to end.
+    """
     (conn, release), *others = placed
     key = releases.key_of(conn, release)
     if key:
@@ -35,7 +38,7 @@ def start_again(placed: Sequence[Placed], *, budget: float, report: Reporter) ->
         releases.switch(one, theirs)
         guard.off(one)
     for one, _ in placed:
-        releases.restart(one)
+        releases.restart(one, kill=kill)
     helpers = [(one, was) for (one, _), was in zip(others, before[1:], strict=True)]
     start = gate.wait(conn, at(release, key), before=before[0], budget=budget, report=report, others=helpers)
     gate.passed(start, release.number, conn.name, budget)

@@ -27,6 +27,7 @@ from runbooks.inventory.beside import beside
 POLL = 1.0  # seconds between two looks
 ANSWER = 20  # seconds that one completion may take; the first compiles kernels, so it is asked again and again
 COMES_BACK = 600.0  # seconds that a lost host gets: one with eight cards and 768 GB takes minutes to boot
+STOPS = 130.0  # seconds that the server before has to end, beside the budget: a busy one takes TimeoutStopSec, 120
 NO_START = 30.0  # seconds after which a unit that is down and was not started again counts as dead
 
 # Only what belongs to this start: the old server's last words are no symptom of the new one.
@@ -108,12 +109,12 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Start:
-    """Follow the start that comes after invocation `before` until one of the three ends. `budget` in seconds.
+    """Follow the start that comes after invocation `before` to one of the three ends. `budget`: seconds from then on.
 
     `others`: hosts that compute for this one, each with the invocation before; one that dies ends the start. A lost
     host gets COMES_BACK to answer again; that it was rebooted meanwhile is an end of its own.
     """
-    start, began, heard = Start(before), clock(), clock()
+    start, began, heard, stopping = Start(before), clock(), clock(), 0.0
     watched = [(conn, start), *((other, Start(was)) for other, was in others)]
     while True:
         try:
@@ -130,9 +131,10 @@ def wait(
             continue
         if ended := next(((one, seen) for one, seen in watched if seen.rebooted or seen.died), None):
             return _ended(start, *ended)
-        report.progress(
-            "start", round(min(start.seconds, budget)), budget, host=conn.name, unit="s", detail=_phase(start)
-        )
+        if not start.invocation:
+            stopping = min(start.seconds, STOPS)
+        spent = start.seconds - stopping
+        report.progress("start", round(min(spent, budget)), budget, host=conn.name, unit="s", detail=_phase(start))
         if start.listens:
             answer = ask(conn, endpoint, "completion")
             start.last_answer = str(answer.get("error") or answer.get("text") or "")
@@ -140,7 +142,7 @@ def wait(
                 start.end, start.text = "healthy", str(answer.get("text"))
                 _follow(conn, start)
                 break
-        if start.seconds > budget:
+        if spent > budget:
             break
         sleep(POLL)
     report.progress("start", budget, budget, host=conn.name, unit="s")

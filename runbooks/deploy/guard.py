@@ -1,36 +1,73 @@
-"""A release that nobody confirms takes itself back: a timer on the host, for when the run that deploys is killed.
+"""A release that nobody confirms takes itself back: by a timer on the host, for when the run that deploys is killed,
+and before the server's start at boot, for when the host restarts as well.
 
-It is set when a new release becomes current and stopped when that is judged. Script and timer live in /run, so a full
-disk stops neither, and a reboot clears both: a host that restarts comes up with the release that is current, whole.
+It is set before a new release becomes current and taken away when that is judged. It acts only where that release is
+current and not judged, so one that was left behind does nothing.
 """
 
 from __future__ import annotations
 
 from runbooks import paths
-from runbooks.deploy.releases import Release, switching
+from runbooks.deploy.releases import SYSTEM, Release, restarting, switching
 from runbooks.engine import lock
+from runbooks.engine.errors import RunbookError
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
 UNIT = "runbooks-fallback"
-SCRIPT = f"/run/{UNIT}.sh"
-GRACE = 400.0  # seconds beside the budget of a start: reading back, and the canary at its slowest
+SCRIPT = f"{paths.ROOT}/{UNIT}.sh"
+SERVICE, TIMER = f"{SYSTEM}/{UNIT}.service", f"{SYSTEM}/{UNIT}.timer"
+AT_BOOT = f"{SYSTEM}/multi-user.target.wants/{UNIT}.service"
+GRACE = 520.0  # seconds beside the budget of a start: the old server's end, reading back, and the canary at its slowest
+
+_SERVICE = f"""\
+[Unit]
+Description=The release before comes back: nobody confirmed the one that is current
+Before={paths.UNIT_NAME}
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh {SCRIPT}
+"""
+
+_TIMER = """\
+[Unit]
+Description=Until a release has to be confirmed
+
+[Timer]
+OnActiveSec=%d
+AccuracySec=1s
+"""
 
 
 def on(conn: Connection, release: Release, previous: Release, *, budget: float) -> None:
-    """From now on `previous` comes back by itself, unless `off` is called within the budget and GRACE (seconds)."""
-    seconds = round(budget + GRACE)
-    timer = f"--on-active={seconds} --timer-property=AccuracySec=1s"
-    conn.ask(
-        f"systemctl stop {UNIT}.timer 2>/dev/null; umask 077; cat >{SCRIPT} && "
-        f"systemd-run --quiet --collect --unit={UNIT} {timer} /bin/sh {SCRIPT}",
+    """From now on `previous` comes back by itself, unless `off` is called within the budget and GRACE (seconds), or
+    when the host restarts before. Raises RunbookError where that cannot be written down.
+    """
+    timer = _TIMER % round(budget + GRACE)
+    answer = conn.ask(
+        f"{_OFF}; umask 022; cat >{SCRIPT} && printf %s {quote(_SERVICE)} >{SERVICE} && "
+        f"printf %s {quote(timer)} >{TIMER} && mkdir -p $(dirname {AT_BOOT}) && ln -sfn ../{UNIT}.service {AT_BOOT} && "
+        f"sync -f {SCRIPT} && sync -f {SERVICE} && systemctl daemon-reload && systemctl start {UNIT}.timer",
         stdin=script(release, previous).encode(),
+        deadline=90,
     )
+    if answer.rc != 0:
+        raise RunbookError(
+            "the way back by itself could not be prepared",
+            host=conn.name,
+            step="deploy",
+            details=answer.err.strip().splitlines()[-3:],
+            next=f"df -h {paths.ROOT} {SYSTEM}",
+        )
 
 
 def off(conn: Connection) -> None:
     """It is judged, or brought back already."""
-    conn.ask(f"systemctl stop {UNIT}.timer 2>/dev/null; rm -f {SCRIPT}")
+    conn.ask(_OFF)
+
+
+_OFF = f"systemctl stop {UNIT}.timer 2>/dev/null; rm -f {AT_BOOT} {TIMER} {SERVICE} {SCRIPT}"
 
 
 def script(release: Release, previous: Release) -> str:
@@ -38,13 +75,17 @@ def script(release: Release, previous: Release) -> str:
     reason = "nobody confirmed it in time: the run that deployed it is gone"
     judged = f'/"verdict": null/s/null/"failed"/; /"reason": null/s/null/"{reason}"/'
     line = f"release {release.number}: {reason}; back to release {previous.number}"
+    record = f"{release.folder}/release.json"
     return "\n".join(
         [
-            f'[ "$(readlink {paths.CURRENT})" = {quote(release.folder)} ] || exit 0',
+            f'if [ "$(readlink {paths.CURRENT})" = {quote(release.folder)} ] &&',
+            f"  grep -q '\"verdict\": null' {record}; then",
             switching(previous),
-            f"systemctl reset-failed {paths.UNIT_NAME} 2>/dev/null; systemctl restart --no-block {paths.UNIT_NAME}",
-            f"sed -i {quote(judged)} {release.folder}/release.json",
+            restarting(kill=True),
+            f"sed -i {quote(judged)} {record}",
             lock.audit_script(release.content, "deploy", (line,)),
+            "fi",
+            f"rm -f {AT_BOOT} {TIMER} {SERVICE} {SCRIPT}",
             "",
         ]
     )

@@ -159,7 +159,7 @@ def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host
         before = [(one, host.release(host.current)) for (one, _), host in zip(placed, found, strict=True)]
         good = [(one, its) for one, its in before if its is not None and its.verdict == "promoted"]
         if len(good) == len(placed) and good[0][1].number != release.number:
-            start_again(good, budget=budget, report=session.report)
+            start_again(good, budget=budget, report=session.report, kill=True)
             error.details = (*error.details, f"release {good[0][1].number}, which served before, serves again")
         raise
     for one, its in placed:

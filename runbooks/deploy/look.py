@@ -75,10 +75,12 @@ class Host:
     def next_number(self) -> int:
         return max([0, *(release.number for release in self.releases)]) + 1
 
-    def previous_good(self, but: int) -> Release | None:
-        """What to go back to: the release that serves if it was promoted, else the newest that was; never `but`."""
-        good = [release for release in self.releases if release.verdict == "promoted" and release.number != but]
-        return max(good, key=lambda release: (release.number == self.current, release.number), default=None)
+    def good(self, but: int) -> list[Release]:
+        """What to go back to, best first: the release that serves if it was promoted, then the newest that were; never
+        `but`. What was deployed twice counts once."""
+        found = [release for release in self.releases if release.verdict == "promoted" and release.number != but]
+        found.sort(key=lambda release: (release.number == self.current, release.number), reverse=True)
+        return list({release.content: release for release in reversed(found)}.values())[::-1]
 
 
 def look(

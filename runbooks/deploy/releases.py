@@ -133,9 +133,19 @@ def key_of(conn: Connection, release: Release) -> Secret | None:
     return Secret(conn.fetch(f"{release.folder}/api-key").decode().strip()) if release.has_key else None
 
 
-def restart(conn: Connection) -> None:
+def restart(conn: Connection, *, kill: bool = False) -> None:
     """Ask systemd for a restart and leave it to it: what happens to this connection from now on stops nothing."""
-    conn.ask(f"systemctl reset-failed {paths.UNIT_NAME} 2>/dev/null; systemctl restart --no-block {paths.UNIT_NAME}")
+    conn.ask(restarting(kill=kill))
+
+
+def restarting(*, kill: bool = False) -> str:
+    """The script of it. `kill`: what runs is broken, and gets no time to bring its requests to an end.
+
+    SGLang takes new ones while it ends, so under load it goes on until TimeoutStopSec.
+    """
+    unit = paths.UNIT_NAME
+    killing = f"systemctl kill --signal=KILL {unit} 2>/dev/null; " if kill else ""
+    return f"{killing}systemctl reset-failed {unit} 2>/dev/null; systemctl restart --no-block {unit}"
 
 
 def stop(conn: Connection) -> None:

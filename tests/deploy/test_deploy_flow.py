@@ -187,6 +187,33 @@ def test_when_the_old_one_does_not_come_back_either_both_are_told() -> None:
     assert "and release 1 did not come back either: release 1 died" in str(failed.value)
 
 
+def test_when_the_old_one_does_not_come_back_the_one_before_it_does() -> None:
+    older = replace(OLD, number=1, content="1" * 12)
+    host = fake(looks(older, replace(OLD, number=2), current=2), 1, 2)
+    with pytest.raises(RunbookError) as failed:
+        _deploy(host)
+    assert "and release 2 did not come back either: release 2 died" in str(failed.value)
+    assert "release 1 (profile baseline) serves again" in str(failed.value)
+    assert [step for step in steps(host) if step.startswith("switch")] == ["switch 3", "switch 2", "switch 1"]
+
+
+def test_when_no_earlier_one_comes_back_the_newest_good_one_is_left_starting() -> None:
+    older = replace(OLD, number=1, content="1" * 12)
+    host = fake(looks(older, replace(OLD, number=2), current=2), 1, 2, 3)
+    with pytest.raises(RunbookError, match="release 2 is left to be started by systemd"):
+        _deploy(host)
+    assert steps(host)[-2:] == ["switch 2", "restart --no-block"]
+
+
+def test_what_is_broken_gets_no_time_to_end_and_what_is_good_does() -> None:
+    host = fake(looks(OLD), 1)
+    with pytest.raises(RunbookError, match="serves again"):
+        _deploy(host)
+    forth, back_again = [script for script in host.asked if "restart --no-block" in script and "reset-failed" in script]
+    assert "--signal=KILL" not in forth
+    assert "--signal=KILL" in back_again
+
+
 def test_a_first_one_that_fails_is_stopped() -> None:
     host = fake(looks(current=None, state="inactive"), 1)
     with pytest.raises(RunbookError, match="release 1 died") as failed:

@@ -110,6 +110,12 @@ def test_a_unit_that_was_never_started_again_is_dead_after_half_a_minute() -> No
     assert 30 < start.seconds < 40
 
 
+def test_a_busy_old_server_that_takes_its_time_to_end_costs_the_new_one_none_of_its_budget() -> None:
+    ending = [_look("deactivating", "stop-sigterm", "old", [])] * 100
+    start, _ = _wait([*ending, _look("active", "running", "new", READY)], [{"status": 200, "text": "4"}], budget=20)
+    assert (start.end, start.seconds) == ("healthy", 100.0)
+
+
 def test_slow_but_alive_is_left_alone_until_the_budget_is_spent() -> None:
     start, _ = _wait([_look("active", "running", "new", READY[:2])], [{"status": 0}], budget=60)
     assert start.end == "budget"

@@ -130,10 +130,11 @@ def test_a_release_that_nobody_confirms_takes_itself_back() -> None:
     host = FakeHost()
     guard.on(host.conn, new, old, budget=1800)
     guard.off(host.conn)
-    assert "--on-active=2200" in host.asked[0]
+    assert "OnActiveSec=2320" in host.asked[0]
     assert "stop runbooks-fallback.timer" in host.asked[1]
     script = guard.script(new, old)
-    first, *rest = script.splitlines()
-    assert first == '[ "$(readlink /opt/runbooks/current)" = /opt/runbooks/releases/7 ] || exit 0'
+    first, second, *rest = script.splitlines()
+    assert first == 'if [ "$(readlink /opt/runbooks/current)" = /opt/runbooks/releases/7 ] &&'
+    assert second == "  grep -q '\"verdict\": null' /opt/runbooks/releases/7/release.json; then"
     assert "ln -sfn -- /opt/runbooks/releases/6" in rest[0]
     assert subprocess.run(["sh", "-n", "-c", script], check=False).returncode == 0

@@ -112,10 +112,12 @@ def test_what_there_is_to_go_back_to() -> None:
     two, three = replace(GOOD, number=2), replace(ONE, number=3, verdict="failed")
     host = _host(1, GOOD, two, three)
     assert host.next_number == 4
-    assert host.previous_good(4) == GOOD, "the one that serves, though a newer one was good once"
-    assert host.previous_good(1) == two, "never the one that is being started again"
-    assert _host(3, GOOD, two, three).previous_good(4) == two
-    assert _host(None).previous_good(1) is None
+    assert host.good(4)[0] == GOOD, "the one that serves, though a newer one was good once"
+    assert host.good(1)[0] == two, "never the one that is being started again"
+    assert _host(3, GOOD, two, three).good(4) == [two], "the same again is no other way back"
+    older = replace(GOOD, content="f" * 12)
+    assert _host(2, older, two, three).good(4) == [two, older]
+    assert _host(None).good(1) == []
     assert _host(None).next_number == 1
 
 
