@@ -85,17 +85,25 @@ def _attempts(journal: str) -> list[str]:
 
 def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
     """The first line of each signature that is there, by rank, then by place. One line counts for its gravest only."""
-    able = [signature for signature in SIGNATURES if signature.fits(f"{kernel}\n{journal}", about)]
+    whole, fits = f"{kernel}\n{journal}", dict[str, bool]()
+
+    def able(signature: Signature) -> bool:
+        """Asked only of those whose line was met: it may read the whole text."""
+        if signature.name not in fits:
+            fits[signature.name] = signature.fits(whole, about)
+        return fits[signature.name]
+
     found: dict[str, _Hit] = {}
     for where, text in (("kernel", kernel), ("journal", journal)):
         lines = list(_lines(text))
         for number, line in enumerate(lines, 1):
             matches = [
                 (signature, match)
-                for signature in able
+                for signature in SIGNATURES
                 if signature.where in ("any", where)
                 and (number == len(lines) or not signature.last)
                 and (match := signature.search(line))
+                and able(signature)
             ]
             if matches:
                 signature, match = min(matches, key=lambda entry: entry[0].rank)

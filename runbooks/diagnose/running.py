@@ -279,6 +279,16 @@ def together() -> tuple[Signature, ...]:
     )
 
 
+_DEATH = (
+    r"Scheduler hit an exception|scheduler\w* (?:[^\n]* )?(?:died|crashed|is dead)|sigquit (?:from a child|received)"
+)
+# Its last death, with no end or start of the server after it, and then a probe that is content.
+_ANSWERS_STILL = (
+    rf"(?s)\A(?>.*(?:{_DEATH}))(?!.*(?:Main process exited|server_args=|fired up and ready|Start(?:ing|ed) sglang))"
+    r".*GET /health(?:_generate)? HTTP/\d\.\d\"? 200"
+)
+
+
 def echoes() -> tuple[Signature, ...]:
     """What stands at the end of many chains. Blamed only where nothing better is found."""
     return (
@@ -305,13 +315,22 @@ def echoes() -> tuple[Signature, ...]:
         ),
         Signature(
             "scheduler-died",
-            r"Scheduler hit an exception|scheduler_?\d* .*(?:died|crashed|is dead)|scheduler died during initialization"
-            r"|Received sigquit from a child process|SIGQUIT received",
+            _DEATH,
             "SGLang's scheduler died; the exception stands above this line",
             "journalctl -u sglang -e shows the exception",
             "server-down",
             "managers/scheduler.py",
             rank=7,
+        ),
+        Signature(
+            "health-lies",
+            _DEATH,
+            "the scheduler is dead, and the health check still answers 200: nobody gets a token",
+            "invoke health asks for a real completion; then invoke rollback, or systemctl restart sglang",
+            "server-down",
+            "sglang #6624",
+            rank=5,
+            needs=_ANSWERS_STILL,
         ),
         Signature(
             "restart-limit",

@@ -25,6 +25,7 @@ JOURNALS = {
 
 CONDITIONAL = {
     "hangs-in-capture",
+    "health-lies",
     "nan-speculative",
     "nan-fp4-gemm",
     "nan-sparse-kernel",
