@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 ON_HOST = 180.0  # seconds for a block that is typed on the host
-ASKS = ("deploy", "provision", "rollback", "unlock", "jobs.cancel")  # tasks with a question of their own, and --yes
+# Tasks with a question of their own, and --yes.
+ASKS = {"deploy", "gateway", "jobs.cancel", "monitor.install", "provision", "releases", "rollback", "tune", "unlock"}
+ASKS |= {"vm.shutdown"}
 
 
 @dataclass

@@ -15,6 +15,7 @@ from invoke.parser import Parser
 from runbooks import oncall
 from runbooks.diagnose.signatures import SIGNATURES
 from runbooks.engine.errors import UsageError
+from runbooks.incident import ASKS
 from runbooks.monitor.rules import alerts
 from runbooks.oncall.blocks import FIRST, LAST
 from runbooks.oncall.blocks import blocks as read_blocks
@@ -66,6 +67,13 @@ def test_a_command_exists_with_these_arguments(where: str, command: str) -> None
     assert len(parsed) == 1, f"{where}: {command}"
     profile = parsed[0].args["profile"].value if "profile" in parsed[0].args else None
     assert profile in (None, "baseline", "final")
+
+
+def test_a_page_agrees_for_every_task_that_would_ask() -> None:
+    """Who walks a page has agreed to the block; the command itself must not wait for an answer that cannot be given."""
+    tasks = namespace()
+    asking = {name for name in tasks.task_names if any(one.name == "yes" for one in tasks[name].get_arguments())}
+    assert asking - {"runbook"} == ASKS
 
 
 TAGS = {"node", "vm", "base", "driver", "cuda", "flash-attn", "runtime", "model"}
