@@ -29,6 +29,7 @@ ENVIRONMENT = (
 )
 
 _READY = """\
+# a startup file that reads a line gets this one
 umask 077
 for d in /run /dev/shm /tmp; do  # the first that can be written, and is not full
   T=$(mktemp -d "$d/rb.XXXXXXXX" 2>/dev/null) && echo >"$T/o" && break
@@ -60,9 +61,7 @@ base64 -d >"$T/i" <<'{end}'
 
 # sudo 1.9 says the first ones, sudo-rs (Ubuntu 25.10, Debian 13) the last.
 _NO_PASSWORD = ("password is required", "terminal is required", "interactive authentication is required")
-_SILENT = (
-    "it said nothing: look at the login's shell (getent passwd), startup files, and commands that sshd forces on it"
-)
+_BEFORE = "what runs before it: the login's shell (getent passwd), startup files, a command that sshd forces on it"
 _REFUSED = ("not in the sudoers file", "is not allowed to", "I'm afraid I can't do that")
 
 
@@ -169,7 +168,9 @@ class Shell:
             )
         if any(said in line for line in lines for said in _REFUSED):
             what = "sudo on this host does not let this login become root"
-        return Unreachable(what, host=self._host, details=lines[-3:] or [_SILENT])
+        elif what.startswith("no root shell"):
+            lines.append(_BEFORE)
+        return Unreachable(what, host=self._host, details=lines[-4:])
 
     def ask(self, script: str, *, deadline: float, stdin: bytes = b"") -> Answer:
         """Run a script and return its answer. Raises NoAnswer when the deadline (seconds) passes."""

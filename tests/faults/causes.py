@@ -19,7 +19,7 @@ class Fault:
     cause: Callable[[World], Ran]
     says: str
     recovers: bool = False
-    within: float = 45.0
+    within: float = 90.0
 
 
 FAULTS = {
@@ -41,8 +41,8 @@ FAULTS = {
     "requiretty": Fault(links.requiretty, "requiretty"),
     "slow-sudo": Fault(links.slow_sudo, "", recovers=True),
     "no-sudo": Fault(links.no_sudo, "sudo: (command )?not found"),
-    "hung-question": Fault(host.hung_question, "did not answer this question in time", within=30),
-    "dead-mount": Fault(host.dead_mount, "did not answer this question in time", within=30),
+    "hung-question": Fault(host.hung_question, "did not answer this question in time"),
+    "dead-mount": Fault(host.dead_mount, "did not answer this question in time"),
     "disk-full": Fault(host.disk_full, "(?s)No space left on device.*invoke runbook disk-full"),
     "read-only": Fault(host.read_only, "Read-only file system"),
     "state-disk-full": Fault(host.state_disk_full, "(?s)in /var/lib/runbooks.*No space left.*invoke runbook disk-full"),
@@ -54,21 +54,19 @@ FAULTS = {
     "in-the-way": Fault(host.in_the_way, "directory"),
     "fought-over": Fault(host.fought_over, "second look still wants a change"),
     "dead-service": Fault(host.dead_service, "journalctl -u broken.service"),
-    "apt-locked": Fault(
-        host.apt_locked, r"(?s)Setting up tree.*held by process \d+ \(apt-get\)", recovers=True, within=90
-    ),
-    "dpkg-interrupted": Fault(host.dpkg_interrupted, "Setting up tree", recovers=True, within=90),
-    "package-unknown": Fault(host.package_unknown, "Unable to locate package no-such-package-anywhere", within=90),
+    "apt-locked": Fault(host.apt_locked, r"(?s)Setting up tree.*held by process \d+ \(apt-get\)", recovers=True),
+    "dpkg-interrupted": Fault(host.dpkg_interrupted, "Setting up tree", recovers=True),
+    "package-unknown": Fault(host.package_unknown, "Unable to locate package no-such-package-anywhere"),
     "step-killed": Fault(host.step_killed, "killed from outside"),
     "out-of-memory": Fault(host.out_of_memory, "killed from outside"),
-    "clock-jumps-ahead": Fault(host.clock_jumps_ahead, "at work 6", recovers=True, within=90),
-    "clock-jumps-back": Fault(host.clock_jumps_back, "at work 6", recovers=True, within=90),
+    "clock-jumps-ahead": Fault(host.clock_jumps_ahead, "at work 6", recovers=True),
+    "clock-jumps-back": Fault(host.clock_jumps_back, "at work 6", recovers=True),
     "supervisor-killed": Fault(host.supervisor_killed, "killed before it ended"),
     "job-cancelled": Fault(host.job_cancelled, "was cancelled"),
     "over-its-limit": Fault(host.over_its_limit, "longer than its limit"),
     "job-folder-removed": Fault(host.job_folder_removed, "folder .* is gone"),
-    "rebooted-in-a-job": Fault(host.rebooted_in_a_job, "the host restarted while|by a shutdown of the host", within=90),
-    "power-lost-in-a-job": Fault(host.power_lost_in_a_job, "the host restarted while", within=90),
+    "rebooted-in-a-job": Fault(host.rebooted_in_a_job, "the host restarted while|by a shutdown of the host"),
+    "power-lost-in-a-job": Fault(host.power_lost_in_a_job, "the host restarted while"),
     "another-run": Fault(host.another_run, r"(?s)ann@desk.*invoke unlock"),
     "not-a-debian": Fault(host.not_a_debian, "which system it runs"),
     "loud-step": Fault(host.loud_step, "", recovers=True, within=240),

@@ -92,7 +92,8 @@ def too_many_logins(world: World) -> Ran:
 
 
 def noisy_login(world: World) -> Ran:
-    world.sh("printf 'echo NOISE \\377; echo NOISE >&2\\n' | tee -a /root/.bashrc >>/root/.profile;"
+    """Startup files that print and read, a message of the day and a banner."""
+    world.sh("printf 'echo NOISE \\377; echo NOISE >&2; read -r NOISE\\n' | tee -a /root/.bashrc >>/root/.profile;"
              "echo welcome >/etc/motd; echo '*** BANNER ***' >/etc/ssh/banner")  # fmt: skip
     _sshd(world, "Banner /etc/ssh/banner")
     world.undo("sed -i '/NOISE/d' /root/.bashrc /root/.profile; rm -f /etc/motd")
