@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runbooks.bench.loadgen import rawlog
+from runbooks.bench.loadgen.alike import alike
 from runbooks.bench.loadgen.records import CONTINUOUS, EVENTS, FINAL, Request, garbage, request_of
 from runbooks.bench.loadgen.server import Server, parse_metrics
 from runbooks.bench.loadgen.wire import Shape, Target, cut, head_of, post
@@ -209,3 +212,50 @@ def test_raw_log_survives_being_cut_off(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(ValueError, match="not a raw log"):
         list(rawlog.decode(b"PK"))
+
+
+def answers(rng: random.Random) -> bytes:
+    """A stream with all that makes one event unlike the one before: escapes, reasoning, a new second, no usage."""
+    words = ("word", ' "quoted"', "\n", "é", " \u2028", "id", "data:", "{}", " a", "\\", "5", "名", "")
+    field = rng.choice(("content", "reasoning_content"))
+    told, stamp = b"", 100
+    for number in range(1, rng.randint(2, 40)):
+        stamp += rng.random() < 0.1
+        if rng.random() < 0.1:
+            field = rng.choice(("content", "reasoning_content"))
+        delta = {"content": None, field: rng.choice(words)}
+        message = {"id": "id", "created": stamp, "choices": [{"delta": delta, "finish_reason": None}]}
+        if rng.random() < 0.9:
+            message["usage"] = {"prompt_tokens": 7, "total_tokens": 7 + number, "completion_tokens": number}
+        told += b"data: " + json.dumps(message, ensure_ascii=rng.random() < 0.5).encode() + b"\n\n"
+    ending = {"choices": [{"delta": {"content": rng.choice(words)}, "finish_reason": "length"}]}
+    return told + b"data: " + json.dumps(ending).encode() + b"\n\n" + rng.choice((b"data: [DONE]\n\n", b""))
+
+
+def test_short_ways_end_where_the_long_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that are alike are not parsed, and whole chunks not searched: the same requests come out."""
+    rng, taken = random.Random(8), 0
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for _ in range(40):
+        body = answers(rng)
+        whole = [event + b"\n\n" for event in body.split(b"\n\n")[:-1]]
+        raw = head + b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in whole) + b"0\r\n\r\n"
+        borders = [at + 2 for at in range(len(raw)) if raw[at : at + 2] == b"\r\n"] if rng.random() < 0.5 else []
+        borders = [at for at in borders if raw[at - 4 : at] == b"\n\n\r\n"]
+        borders += rng.sample(range(1, len(raw)), rng.randint(0, 5))
+        edges = [0, *sorted(set(borders)), len(raw)]
+        reads = [(1000 + i, raw[a:b]) for i, (a, b) in enumerate(pairwise(edges)) if b > a]
+        meta = {"slot": 0, "asked": 5, "start": 0, "end": 10**6}
+        one = request_of(meta, reads)
+        with monkeypatch.context() as slow:
+            slow.setattr("runbooks.bench.loadgen.records.alike", lambda *_: None)
+            assert request_of(meta, reads) == one
+        events = cut([data for _, data in reads])[1]
+        assert [event.data for event in events] == [event.data for event in cut([raw])[1]]
+        for number, event in rng.sample(
+            list(enumerate(events)), min(3, len(events))
+        ):  # it was not there one read before
+            assert len(cut([data for _, data in reads[: event.read]])[1]) <= number + 1
+            assert len(cut([data for _, data in reads[: event.read + 1]])[1]) > number
+        taken += sum(1 for e in events if (m := alike(e.data, "word")) and m.read(e.data))
+    assert taken > 10  # the short way was gone

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .alike import Alike, alike
 from .wire import Event, cut
 
 CONTINUOUS, FINAL, EVENTS = "usage of each chunk", "final usage, spread over the text", "events (no usage sent)"
@@ -107,7 +108,17 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
     counted: list[tuple[int, int]] = []  # (time, completion_tokens) as the server said, event by event
     final: int | None = None
     so_far = ""
+    model: Alike | None = None
     for event in events:
+        if model and (found := model.read(event.data)):
+            at, (text, count) = times[event.read], found
+            pieces.append(text)
+            weights.append((at, len(text.encode())))
+            if count is not None:
+                counted.append((at, count))
+                final = count
+            request.events += 1
+            continue
         if event.data == b"[DONE]":
             request.done = True
             continue
@@ -136,6 +147,8 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
             if message.get("choices") != []:  # the usage chunk at the end says how many, not when
                 counted.append((at, final))
             _prompt(request, usage)
+        if "choices" in message and not request.finish_reason and not (model and event.data.startswith(model.head)):
+            model = alike(event.data, text)
     text = "".join(pieces)
     request.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     request.garbage = garbage(text, pieces, final or 0)

@@ -8,7 +8,7 @@ import ssl
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 Prompt = str | list[int]  # text, or token ids
@@ -138,12 +138,46 @@ def head_of(data: bytes) -> Head | None:
     return Head(int(words[1]), end + 4, chunked, size, keep, gzip, fields.get("server", ""))
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One SSE event: its data, and the index of the read that completed it."""
 
     read: int
     data: bytes
+
+
+class Chunks:
+    """Takes the chunked encoding off, read by read."""
+
+    def __init__(self) -> None:
+        self.rest = b""  # of a line that is not whole
+        self.left = 0  # bytes of the present chunk that are still to come
+        self.complete = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes of the body that this read brought. Raises ValueError for what is no chunk."""
+        line = data.find(b"\r\n")
+        whole = not self.rest and not self.left and data[:line].isalnum()
+        if whole and 0 < int(data[:line], 16) == len(data) - line - 4:
+            return data[line + 2 : -2]  # the ordinary read: one whole chunk
+        data, at, found = self.rest + data, 0, []
+        while not self.complete:
+            if self.left:
+                found.append(data[at : at + self.left])
+                at += len(found[-1])
+                self.left -= len(found[-1])
+                if self.left:
+                    break
+            line = data.find(b"\r\n", at)
+            if line == at:  # the line end behind a chunk
+                at += 2
+                line = data.find(b"\r\n", at)
+            if line < 0:
+                break
+            self.left = int(data[at:line].split(b";")[0] or b"0", 16)
+            at = line + 2
+            self.complete = self.left == 0
+        self.rest = data[at:]
+        return b"".join(found)
 
 
 def cut(reads: list[bytes]) -> tuple[Head | None, list[Event], bytes, bool]:
@@ -151,62 +185,35 @@ def cut(reads: list[bytes]) -> tuple[Head | None, list[Event], bytes, bool]:
 
     An event belongs to the read that brought its last byte: a reader could not have shown it before.
     """
-    body = bytearray()
-    ends: list[int] = []  # body bytes known after each read
-    raw = bytearray()
     head: Head | None = None
-    at = 0  # the next byte of `raw` to look at
-    left = 0  # bytes of the present chunk that are still to come
-    complete = False
+    first = b""
+    pieces: list[bytes] = []  # of the body, one a read
+    chunks = Chunks()
     for data in reads:
-        raw += data
         if head is None:
-            head = head_of(bytes(raw))
-            if head is None:
-                ends.append(0)
-                continue
-            at = head.size
-        if not head.chunked:
-            body += raw[at:]
-            at = len(raw)
-        while head.chunked and not complete:
-            if left:
-                take = raw[at : at + left]
-                body += take
-                at += len(take)
-                left -= len(take)
-                if left:
-                    break
-            line = raw.find(b"\r\n", at)
-            if line == at:  # the line end behind a chunk
-                at += 2
-                line = raw.find(b"\r\n", at)
-            if line < 0:
-                break
-            left = int(bytes(raw[at:line]).split(b";")[0] or b"0", 16)
-            at = line + 2
-            complete = left == 0
-        ends.append(len(body))
-    if head and head.length is not None:
-        complete = len(body) >= head.length
-    plain = bytes(body)
+            first += data
+            head = head_of(first)
+            data = first[head.size :] if head else b""
+        pieces.append(chunks.feed(data) if head and head.chunked and data else data)
+    body = b"".join(pieces)
+    complete = len(body) >= head.length if head and head.length is not None else chunks.complete
     if head and head.gzip:
-        return head, [], zlib.decompress(plain, 31), complete
-    return head, _events(plain, ends), plain, complete
+        return head, [], zlib.decompress(body, 31), complete
+    return head, _events(pieces), body, complete
 
 
-def _events(body: bytes, ends: list[int]) -> list[Event]:
+def _events(pieces: list[bytes]) -> list[Event]:
     events: list[Event] = []
-    read = at = 0
-    body = body.replace(b"\r\n", b"\n") if b"\r\n" in body else body
-    while (end := body.find(b"\n\n", at)) >= 0:
-        while read < len(ends) - 1 and ends[read] < end + 2:
-            read += 1
-        lines = [line[5:].lstrip(b" ") for line in body[at:end].split(b"\n") if line.startswith(b"data:")]
-        if lines:
-            events.append(Event(read, b"\n".join(lines)))
-        at = end + 2
-    rest = body[at:].strip()
-    if rest.startswith(b"data:"):  # a last event without its blank line
-        events.append(Event(max(0, len(ends) - 1), rest[5:].strip()))
+    rest = b""
+    for read, piece in enumerate(pieces):
+        if not rest and piece.startswith(b"data:") and piece.find(b"\n") == len(piece) - 2 and piece[-1:] == b"\n":
+            events.append(Event(read, piece[5:-2].lstrip(b" ")))  # the ordinary read: one whole event
+            continue
+        *whole, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for text in whole:
+            lines = [line[5:].lstrip(b" ") for line in text.split(b"\n") if line.startswith(b"data:")]
+            if lines:
+                events.append(Event(read, b"\n".join(lines)))
+    if rest.strip().startswith(b"data:"):  # a last event without its blank line
+        events.append(Event(len(pieces) - 1, rest.strip()[5:].strip()))
     return events
