@@ -55,9 +55,12 @@ def answer(root: Path, parts: list[str], query: str, authorization: str, host: s
 
 
 def _entry(folder: Path, listed: dict[str, Any]) -> dict[str, Any]:
-    """A file as the tree lists it; `oid` of weights is that of their pointer, which nobody here looks at."""
+    """A file as the tree lists it; `oid` of weights is that of their pointer, which nobody here looks at.
+
+    The hub takes no file of more than 10 MB without LFS.
+    """
     path, size = listed["path"], listed["size"]
-    if path.endswith(".safetensors"):
+    if path.endswith(".safetensors") or size > 10_000_000:
         lfs = {"oid": listed["sha256"], "size": size, "pointerSize": 134}
         return {"type": "file", "path": path, "size": size, "oid": listed["sha256"][:40], "lfs": lfs}
     blob = hashlib.sha1(b"blob %d\0" % size + (folder / path).read_bytes()).hexdigest()

@@ -17,6 +17,7 @@ from .listing import FetchError, RemoteFile
 from .transfer import is_right
 
 ATTEMPTS = 5  # each with the CLI's own repetitions inside
+_DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # also where no control group ends with the job
 EVERY = 2.0  # seconds between two looks at the disk
 _IN_VAIN = r"\b40[134]\b|Gated|NotFound|No space left|quota exceeded|Read-only file system|Permission denied"
 _OF_A_DEAD_ONE = re.compile(r"\.[0-9a-f]{8}\.incomplete")  # newer ones never take a partial file up again
@@ -61,7 +62,7 @@ class Download:
         with (
             log.open("wb") as out,
             subprocess.Popen(
-                [str(hf), *self._arguments(waiting)],
+                [*_DIES_WITH_US, str(hf), *self._arguments(waiting)],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

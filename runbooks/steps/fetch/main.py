@@ -224,7 +224,7 @@ class Meter:
         rate = (self._done - self._start) / max(now - self._began, 1e-3)
         unit, name = (1e9, "GB") if self._total >= 1e9 else (1e6, "MB")
         todo = self._total - self._done
-        left = f", {todo / rate / 60:.0f} min left" if rate > 0 and todo > 0 else ""
+        left = f", {todo / rate / 60:.0f} min left" if rate > 1e5 and todo > 0 else ""
         amount = f"{self._done / unit:.1f}/{self._total / unit:.1f} {name}"
         print(f"fetch {amount} {rate / 1e6:.0f} MB/s{left}", flush=True)
 
