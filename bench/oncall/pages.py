@@ -100,10 +100,18 @@ def show(name: str = "", names: Sequence[str] = ()) -> int:
 
 
 def told(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
-    """As `walk`, with a line printed for each block, and what it said where it did not run."""
+    """As `walk`, with a line printed for each block: why where its exit code is not 0, and all where it did not run."""
     for one in walk(world, names):
         mark = "ok   " if one.ran else "WRONG"
-        print(f"{mark}  {one.page:18} {one.block:12} exit {one.code}  {one.seconds:5.1f} s  {one.fault}", flush=True)
+        why = f" | {_why(one.said)}" if one.code and one.ran else ""
+        row = f"{mark}  {one.page:18} {one.block:12} exit {one.code}  {one.seconds:5.1f} s  {one.fault}{why}"
+        print(row, flush=True)
         if not one.ran:
             print("\n".join(f"        | {line}" for line in one.said.splitlines()[-12:]), flush=True)
         yield one
+
+
+def _why(said: str) -> str:
+    """The first line that is marked as wrong, or else the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return next((line for line in lines if "✗" in line), lines[-1] if lines else "")[:100]
