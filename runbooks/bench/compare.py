@@ -11,20 +11,22 @@ from typing import Any
 
 from runbooks.bench.charts import number
 from runbooks.bench.results import FORMAT, BenchResult, assess
+from runbooks.bench.words import load
 from runbooks.engine.errors import UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 
-COLUMNS = ("streams", "before", "now", "change", "noise", "")
+COLUMNS = ("load", "before", "now", "change", "noise", "")
 # Of /server_info: what a run is told apart by, and not what moves by itself.
 MOVING = ("internal_states", "pid", "uptime", "version_", "random_seed", "host", "port", "launch", "time", "nccl_port")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One concurrency of both runs. `change` is relative; `noise` is the half width of its 95 % interval, or None."""
+    """One load of both runs. `change` is relative; `noise` is the half width of its 95 % interval, or None."""
 
-    streams: int
+    load: str  # `64 streams`, `4 requests/s`
+    streams: int  # of the second run: in an open loop, those in flight
     before: float
     now: float
     change: float
@@ -42,7 +44,7 @@ class Point:
 @dataclass(frozen=True)
 class Comparison:
     points: tuple[Point, ...]
-    left_out: tuple[str, ...]  # why a concurrency is not compared
+    left_out: tuple[str, ...]  # why a load is not compared
     settings: tuple[tuple[str, str, str], ...]
 
 
@@ -52,28 +54,28 @@ def compare(before: BenchResult, now: BenchResult) -> Comparison:
     if unlike:
         raise UsageError("these runs cannot be compared: they measured different things", details=unlike)
     points, left_out = [], []
-    by_streams = {point["concurrency"]: point for point in now.points}
+    by_load = {load(point): point for point in now.points}
     for one in before.points:
-        b = one["concurrency"]
-        other = by_streams.pop(b, None)
+        asked = load(one)
+        other = by_load.pop(asked, None)
         if other is None:
-            left_out.append(f"{b} streams: only in the first run")
+            left_out.append(f"{asked}: only in the first run")
         elif not (one["valid"] and other["valid"]):
             which = " and ".join(n for n, p in (("the first", one), ("the second", other)) if not p["valid"])
-            left_out.append(f"{b} streams: INVALID in {which}")
+            left_out.append(f"{asked}: INVALID in {which}")
         else:
-            points.append(_point(b, one, other))
-    left_out += [f"{b} streams: only in the second run" for b in by_streams]
+            points.append(_point(one, other))
+    left_out += [f"{asked}: only in the second run" for asked in by_load]
     return Comparison(tuple(points), tuple(left_out), tuple(_settings(before, now)))
 
 
-def _point(b: int, one: Mapping[str, Any], other: Mapping[str, Any]) -> Point:
+def _point(one: Mapping[str, Any], other: Mapping[str, Any]) -> Point:
     """Independent intervals of both rates make that of their ratio, as relative errors add in squares."""
     before, now = one["tok_s"], other["tok_s"]
     noise = None
     if one["tok_s_ci"] is not None and other["tok_s_ci"] is not None:
         noise = now / before * math.hypot(one["tok_s_ci"] / before, other["tok_s_ci"] / now)
-    return Point(b, before, now, now / before - 1.0, noise)
+    return Point(load(one), other["concurrency"], before, now, now / before - 1.0, noise)
 
 
 def _likeness(before: BenchResult, now: BenchResult) -> dict[str, tuple[Any, Any]]:
@@ -81,10 +83,18 @@ def _likeness(before: BenchResult, now: BenchResult) -> dict[str, tuple[Any, Any
         loadgen = run["loadgen"]
         shown = {"model": run["model"]["source"], "cards": f"{run['gpus']['count']} x {run['gpus']['name']}"}
         shown |= {"tokens in": loadgen["input_len"], "tokens out": loadgen["output_len"], "API": loadgen["api"]}
-        return shown | {"workload": loadgen.get("workload", "unique"), "rate": loadgen.get("rate")}
+        shown |= {"workload": loadgen.get("workload") or "none named", "lengths": _lengths(loadgen)}
+        return shown | {
+            "shared prefix": loadgen.get("shared_len", 0),
+            "loop": "open" if loadgen.get("open") else "closed",
+        }
 
     first, second = of(before.run), of(now.run)
     return {name: (first[name], second[name]) for name in first}
+
+
+def _lengths(loadgen: Mapping[str, Any]) -> str:
+    return loadgen.get("lengths") or f"{loadgen['input_len']} in, {loadgen['output_len']} out"
 
 
 def _settings(before: BenchResult, now: BenchResult) -> Iterator[tuple[str, str, str]]:
@@ -116,7 +126,7 @@ def _provenance(folder: Path) -> dict[str, dict[str, str]]:
 def rows(points: Sequence[Point]) -> list[list[str]]:
     return [
         [
-            str(point.streams),
+            point.load,
             number(point.before),
             number(point.now),
             f"{point.change:+.1%}",
@@ -140,7 +150,7 @@ def compare_runs(before: str, now: str, reporter: Reporter | None = None) -> int
         else:
             reporter.note("the same settings in both")
         if not found.points:
-            raise UsageError("no concurrency is VALID in both runs: there is nothing to compare")
+            raise UsageError("no load is VALID in both runs: there is nothing to compare")
         return 1 if any(point.word == "slower" for point in found.points) else 0
     finally:
         reporter.close()

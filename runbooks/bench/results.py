@@ -7,6 +7,27 @@ provenance.json  the machine and the server, as they were
 hardware.jsonl   watts, clocks, throttle reasons, PCIe counters of each card, once a second (sampler/cli.py)
 collectives.json what `invoke bench.collectives` measured on that machine, where it did
 report.md, report.html
+
+What the load generator tells of a run, `loadgen` of run.json (loadgen/run.py), apart from what it was asked for:
+    lengths, workload, shared_len   as words; a name of lengths.WORKLOADS or ""; tokens that all prompts have in common
+    sweep, open, repeats            streams of each point, or requests/s where `open`; passes over them
+    prompt_tokens                   tokens of a prompt where they are exact; null where the server does not count
+    resumed                         points that were kept from a run that broke off
+    self_check                      the null server's judgement of the client (loadgen/nullserver.py), or null
+    server_info_before, _after      /server_info without secrets
+And of a point (loadgen/summary.py; loadgen/metrics.py defines the numbers); times in ms, rates in tokens/s:
+    concurrency, open               streams; of an open loop the mean in flight, and `open` has `offered`, `started`,
+                                    `ended` (requests/s) and `late_ms` (from the intended to the real moment)
+    windows, window_s, full_share   [begin, end] in ns of each pass; seconds of all; part in which all streams decoded
+    tok_s, step_ms, each with _ci   the half width of a 95 % interval; null: too little to say
+    tokens                          output, prompt, cached; where counts come from; prompt_off, the most that a prompt
+                                    was off its length (0: all exact)
+    requests                        sent = ok + failed + cut (by us, at the end); kinds of failures
+    client                          CPU and lateness of the client within the window
+    server                          our count against the server's own; `difference` in parts of 1
+    repeats, split                  each pass by itself; what more client processes found, or null
+    timeline                        tok/s over the first pass, in 120 bins
+    hardware, faults, valid, ceiling_tok_s   added here
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def _cells(result: BenchResult, point: Mapping[str, Any], baseline: Rates) -> di
     hardware, cards = point.get("hardware") or {}, result.run["gpus"]["count"]
     watts = hardware.get("watts")
     return {
-        "streams": str(b),
+        "streams": f"{point['open']['offered']:g}/s" if point.get("open") else str(b),
         "tok/s": _with_interval(point["tok_s"], point["tok_s_ci"]),
         "decode": number(decode) if decode else "-",
         "a user": number(point["user_tok_s"]) if decode else "-",

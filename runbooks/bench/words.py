@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+
+def load(point: Mapping[str, Any]) -> str:
+    """What a point was asked: `64 streams`, or `4 requests/s` in an open loop."""
+    return f"{point['open']['offered']:g} requests/s" if point.get("open") else streams(point["concurrency"])
+
 
 def streams(count: int) -> str:
     """`1 stream`, `64 streams`."""

@@ -48,8 +48,9 @@ def test_the_sampler_ends_with_what_it_stands_beside(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\n[ \"$1\" = dmon ] && sleep 60\nwhile echo '{CARD}'; do sleep 0.1; done\n")
     smi.chmod(0o755)
-    beside = subprocess.Popen(["sleep", "1"])
     out = tmp_path / hardware.FILE
+    out.write_text('["link", 1, 7, 0.0, 0.0]\n')  # of the points of a sweep that broke off, and is resumed
+    beside = subprocess.Popen(["sh", "-c", f"until grep -q card {out}; do sleep 0.1; done"])
     subprocess.run(
         [sys.executable, "-m", "runbooks.bench.sampler", "--out", str(out), "--beside", str(beside.pid)],
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
@@ -58,4 +59,4 @@ def test_the_sampler_ends_with_what_it_stands_beside(tmp_path: Path) -> None:
         timeout=20,
     )
     beside.wait()
-    assert {row[2] for row in hardware.read(tmp_path)} == {3}
+    assert {row[2] for row in hardware.read(tmp_path)} == {3, 7}

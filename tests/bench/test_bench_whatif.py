@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runbooks.bench import EXAMPLE, assess
+from runbooks.bench import EXAMPLE, assess, words
 from runbooks.bench.compare import Point, compare, compare_runs, list_results
 from runbooks.bench.results import BenchResult
 from runbooks.bench.whatif import show, tables
@@ -79,9 +79,22 @@ def test_a_run_against_itself_is_no_difference(tmp_path: Path) -> None:
     assert found.settings == ()
 
 
+def test_a_rate_is_called_a_rate() -> None:
+    """Not by the streams that it happened to have in flight, which are others in each run."""
+    assert words.load({"concurrency": 7, "open": {"offered": 2.5}}) == "2.5 requests/s"
+    assert (words.load({"concurrency": 1}), words.load({"concurrency": 64, "open": None})) == ("1 stream", "64 streams")
+
+
 def test_only_like_with_like(tmp_path: Path) -> None:
     one = changed(tmp_path, "one", lambda run: None)
-    for path, value, text in (("input_len", 77, "tokens in: 256 and 77"), ("api", "generate", "API")):
+    for path, value, text in (
+        ("input_len", 77, "tokens in: 256 and 77"),
+        ("api", "generate", "API"),
+        ("workload", "prefill-heavy", "workload: none named and prefill-heavy"),
+        ("lengths", "128-384 in, 64 out", "lengths: 256 in, "),
+        ("shared_len", 64, "shared prefix: 0 and 64"),
+        ("open", True, "loop: closed and open"),
+    ):
         other = changed(tmp_path, path, lambda run, path=path, value=value: run["loadgen"].update({path: value}))  # type: ignore[misc]
         with pytest.raises(UsageError) as error:
             compare(one, other)
@@ -104,7 +117,7 @@ def test_settings_that_differ_and_points_that_cannot_be_compared(tmp_path: Path)
     [(0.05, 0.02, "faster"), (-0.05, 0.02, "slower"), (0.05, 0.06, "no difference"), (0.5, None, "noise not known")],
 )
 def test_no_word_inside_the_noise(change: float, noise: float | None, word: str) -> None:
-    assert Point(8, 100.0, 100.0 * (1 + change), change, noise).word == word
+    assert Point("8 streams", 8, 100.0, 100.0 * (1 + change), change, noise).word == word
 
 
 def test_results_are_listed_and_compared_by_the_commands(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--beside", type=int, required=True, help="the process whose end is ours")
     options = parser.parse_args(argv)
-    with options.out.open("w", buffering=1) as out:
+    with options.out.open("a", buffering=1) as out:  # a sweep that is resumed keeps what its first points drew
         children = {kind: _start(command) for kind, command in (("card", QUERY), ("link", LINK))}
         try:
             _follow({kind: child for kind, child in children.items() if child}, options.beside, out)
