@@ -239,7 +239,7 @@ class Handler(BaseHTTPRequestHandler):
             longest = 64 if engine.trap == "small" else 8192
             self.plain(200, json.dumps({"data": [{"id": "tiny", "max_model_len": longest}]}).encode())
         else:
-            self.plain(404, b"{}")
+            self.plain(200 if path == "/health" else 404, b"{}")
 
     def do_POST(self) -> None:
         engine, _ = self.route()

@@ -8,7 +8,7 @@ chunks that it read more, so that neither starts nor imports count.
                        counts its log afterwards, which `cpu_us_per_chunk_with_analysis` includes
     ttft_ms, tpot_ms   as each client reports them: the truth is the server's
 
-`--traps`: what each client says of the ways in which lab/traps.py misleads it.
+`--traps` instead: what each client says of the ways in which lab/traps.py misleads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bench.clients.traps import table
 
 STREAMS, STEP_MS, TOKENS = 64, 20, 100
 FEW, MANY = 64, 384  # requests
-LIMIT = 240.0  # seconds of one run
+LIMIT = 240.0  # seconds of one run: some clients take one to start
 
 
 @contextmanager
@@ -135,17 +135,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="a client's name; repeatable")
-    parser.add_argument("--traps", action="store_true", help="the table of traps, too (minutes)")
+    parser.add_argument("--traps", action="store_true", help="the table of traps instead (minutes)")
     parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
     options = parser.parse_args()
     clients, tokenizer = available(options.only)
     began = time.monotonic()
-    result = measured(clients, tokenizer, options.rounds)
-    for name, value in sorted(result["cpu_us_per_chunk"].items(), key=lambda item: item[1]):
-        print(f"{name:<22} {value:7.1f} us CPU a chunk")
     if options.traps:
         with served(ROOT / "lab" / "traps.py", 5.0) as url:
-            result["traps"] = table(clients, lambda client, work: run(client, work, 60.0)[1], url, tokenizer)
+            result: dict[str, Any] = {
+                "traps": table(clients, lambda client, work: run(client, work)[1], url, tokenizer)
+            }
+    else:
+        result = measured(clients, tokenizer, options.rounds)
+        for name, value in sorted(result["cpu_us_per_chunk"].items(), key=lambda item: item[1]):
+            print(f"{name:<22} {value:7.1f} us CPU a chunk")
     if options.json:
         print(json.dumps(result | {"seconds": round(time.monotonic() - began)}))
     return 0

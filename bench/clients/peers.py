@@ -23,6 +23,8 @@ PINS = {
 }
 SURPLUS = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 """What pip brings along in a build for CUDA, which the CPU's torch cannot load and the client does not need."""
+ALIAS = {"vllm": ("vllm", "0.32.0+cpu")}
+"""The name by which a build for the CPU asks for its own version, and gets none: (name, version)."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,6 +231,11 @@ def installed(name: str) -> Path:
         subprocess.run([*pip, *PINS[name]], check=True)
         if name in SURPLUS:
             subprocess.run([str(folder / "bin/python"), "-m", "pip", "uninstall", "-qy", *SURPLUS[name]], check=True)
+        if name in ALIAS:
+            known, version = ALIAS[name]
+            told = next(folder.glob("lib/python3*/site-packages")) / f"{known}-{version}.dist-info"
+            told.mkdir(exist_ok=True)
+            (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {known}\nVersion: {version}\n")
         stamp.write_text(repr(PINS[name]))
     return folder / "bin"
 

@@ -29,7 +29,7 @@ Ask = Callable[[Client, Work], Told | str]
 
 
 def table(clients: Sequence[Client], ask: Ask, url: str, tokenizer: Path) -> dict[str, dict[str, str]]:
-    """Client -> trap -> `right`, or what is wrong. Printed as it grows."""
+    """Client -> trap -> `right`, or what is wrong. Printed as it grows. Who hangs on the plain server hangs."""
     found: dict[str, dict[str, str]] = {client.name: {} for client in clients}
     for trap in (*COUNTED, *SPOILED):
         streams = 40 if trap == "graphs" else STREAMS
@@ -37,7 +37,8 @@ def table(clients: Sequence[Client], ask: Ask, url: str, tokenizer: Path) -> dic
         work = Work(f"{url}/{trap}".rstrip("/"), requests, streams, 64, TOKENS, tokenizer)
         print(f"{trap or 'plain'}: {TRAPS[trap]}")
         for client in clients:
-            verdict = judge(trap, ask(client, work), work)
+            plain = found[client.name].get("plain", "")
+            verdict = plain if plain.startswith("hangs") else judge(trap, ask(client, work), work)
             found[client.name][trap or "plain"] = verdict
             print(f"    {client.name:<22} {verdict}", flush=True)
     return found
@@ -60,8 +61,8 @@ def judge(trap: str, told: Told | str, work: Work) -> str:
         return f"WRONG: {told.ok or 0:g} of {work.requests} successful"
     if told.tokens is None or abs(told.tokens / wanted - 1) > 0.06:
         return f"WRONG: {told.tokens or 0:g} tokens, not {wanted}"
-    first = 6 * STEP_MS if trap in ("lumps", "flood") else 4 * STEP_MS  # prefill, a step, and what the machine adds
-    if trap != "flood" and (told.ttft_ms is None or not 0 < told.ttft_ms < 5 * first):
+    # The truth is two or three steps; what the machine adds is no fault of the client's.
+    if trap != "flood" and (told.ttft_ms is None or not 0 < told.ttft_ms < 50 * STEP_MS):
         return f"WRONG: TTFT {told.ttft_ms or 0:.1f} ms"
     if trap not in ("flood", "lumps", "swallow") and (told.tpot_ms or 0) < 0.5 * STEP_MS:
         return f"WRONG: {told.tpot_ms or 0:.2f} ms a token, a step takes {STEP_MS:g}"
