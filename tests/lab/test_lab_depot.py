@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
+import json
 import re
 import shutil
 import subprocess
@@ -207,6 +208,35 @@ def test_ranges(depot: http.client.HTTPConnection, asked: str, status: int, firs
     assert (found, len(body)) == (status, length)
     assert body == bytes(range(200))[first : first + length]
     assert headers["Content-Range"] == {206: f"bytes {first}-{first + length - 1}/200", 416: "bytes */200"}.get(status)
+
+
+def test_the_hub(depot: http.client.HTTPConnection, tmp_path: Path) -> None:
+    """What huggingface_hub reads: a commit, the tree page by page, each file's commit and digest, its error codes."""
+    files = {f"f{number}.json": b"{}" for number in range(5)} | {"m.safetensors": bytes(range(200))}
+    for name, data in files.items():
+        (tmp_path / "models/m" / name).write_bytes(data)
+    listed = [{"path": k, "size": len(v), "sha256": hashlib.sha256(v).hexdigest()} for k, v in files.items()]
+    (tmp_path / "models/m/manifest.json").write_text(json.dumps({"files": listed}))
+    commit = json.loads(get(depot, "/api/models/lab/m/revision/main")[1])["sha"]
+    status, first, headers = get(depot, f"/api/models/lab/m/tree/{commit}?recursive=true")
+    following = re.match(r'<http://[^/]*(/[^>]*)>; rel="next"', headers["Link"])
+    assert (status, len(json.loads(first)), following is not None) == (200, 5, True)
+    assert following
+    (last,) = json.loads(get(depot, following[1])[1])
+    assert last["lfs"] == {"oid": listed[-1]["sha256"], "size": 200, "pointerSize": 134}
+    status, body, headers = get(depot, f"/lab/m/resolve/{commit}/m.safetensors", Range="bytes=150-")
+    assert (status, body) == (206, bytes(range(150, 200)))
+    assert (headers["X-Repo-Commit"], headers["X-Linked-ETag"]) == (commit, f'"{listed[-1]["sha256"]}"')
+    headers = get(depot, f"/lab/m/resolve/{commit}/f0.json")[2]
+    assert headers["ETag"] == '"9e26dfeeb6e641a33dae4961196235bdb965b21b"'  # git hash-object of {}
+    for path, code in (
+        ("/api/models/gated/m/revision/main", "GatedRepo"),
+        ("/api/models/lab/x/revision/main", "RepoNotFound"),
+        ("/api/models/lab/m/revision/x", "RevisionNotFound"),
+        (f"/lab/m/resolve/{commit}/x", "EntryNotFound"),
+    ):
+        assert get(depot, path)[2]["X-Error-Code"] == code
+    assert get(depot, "/api/models/gated/m/revision/main", Authorization="Bearer hf_lab")[0] == 200
 
 
 def test_a_range_of_a_file_that_changed_is_the_whole_file(depot: http.client.HTTPConnection) -> None:
