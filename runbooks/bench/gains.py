@@ -13,6 +13,7 @@ from typing import Any
 
 from runbooks.bench.ceiling import Ceiling, message_bytes, reductions
 from runbooks.bench.measured import Collectives, Timing
+from runbooks.bench.words import streams
 from runbooks.inventory.shape import ModelShape
 
 DRAWS = 400
@@ -53,7 +54,7 @@ class Gain:
     bound: bool = False  # no option that somebody could take, but what all of its kind together cannot exceed
 
     def sentence(self, b: int) -> str:
-        return f"{self.why}: {self.tok_s:.0f} tok/s at {b} ({self.low:.0f} to {self.high:.0f})."
+        return f"{self.why}: {self.tok_s:,.0f} tok/s at {streams(b)} ({self.low:,.0f} to {self.high:,.0f})."
 
 
 def communication_seconds(
@@ -99,7 +100,7 @@ def _without_rest(step: Step, ceiling: Ceiling, communication: float | None) -> 
     least = max(ceiling.floor(step.b), ceiling.memory(step.b) + ceiling.compute(step.b) + communication)
     at_most = max(step.tok_s, step.b / least)
     middle = (step.tok_s + at_most) / 2
-    why = "At most, with launches, host and kernels at the speed of memory (torch compile, overlap, other backends)"
+    why = "With part of what launches, host and kernels cost beyond the floors (torch compile, overlap, other backends)"
     return [Gain("less overhead", middle, step.tok_s, at_most, why, measured=True)]
 
 

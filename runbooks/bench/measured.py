@@ -136,7 +136,7 @@ def _timing(row: Mapping[str, Any]) -> Timing:
     return Timing(row["us"] * 1e-6, row["us_low"] * 1e-6, row["us_high"] * 1e-6)
 
 
-COLUMNS = ("operation", "b", "KiB", "us", "in a graph", "bus GB/s")
+COLUMNS = ("operation", "streams", "KiB", "us", "us in a graph", "bus GB/s")
 
 
 def rows(told: Mapping[str, Any]) -> list[list[str]]:
@@ -181,7 +181,7 @@ def _said(right: Any) -> str:
 def fitted_text(sizes: Sequence[float], line: AlphaBeta) -> str:
     """One sentence on what a message of this kind costs."""
     largest = max(sizes)
-    rate = f"{1e-9 / line.beta:.1f} GB/s" if line.beta else "no visible cost of bytes"
+    rate = f"its bytes at {1e-9 / line.beta:.0f} GB/s" if line.beta else "no visible cost of bytes"
     share = line.latency_share(largest)
     kind = "latency" if share >= 0.5 else "bandwidth"
     return f"an all-reduce costs {line.alpha * 1e6:.0f} us and then {rate}: at {largest / 1024:.0f} KiB {kind} rules"

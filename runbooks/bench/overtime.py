@@ -48,7 +48,7 @@ def _cards(
     charts.linear(chart, "x", series[0][0], series[-1][0])
     charts.linear(chart, "y", 0, max(max(all_) for all_ in seconds.values()) * 1.08)
     for point in result.points:
-        for window in point["windows"][:1]:
+        for window in point["windows"]:
             charts.shade(chart, [(at - begin) * 1e-9 for at in window], str(point["concurrency"]))
     charts.band(chart, [(float(at), min(all_), max(all_)) for at, all_ in sorted(seconds.items())], "measured")
     charts.line(chart, series, "measured")

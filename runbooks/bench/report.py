@@ -9,7 +9,7 @@ from typing import Any
 
 from runbooks.bench import compare, figures, measured, overtime, tables
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import streams
+from runbooks.bench.words import load, streams
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -26,7 +26,7 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     reporter.table(title, tables.SCREEN, tables.short_rows(result), host=host)
     for point in result.points:
         for fault in point["faults"]:
-            reporter.note(f"{streams(point['concurrency'])} INVALID: {fault}", host=host, level="warning")
+            reporter.note(f"{load(point)} INVALID: {fault}", host=host, level="warning")
     said = [verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice]
     said += [*verdict.evidence, verdict.interference]
     for text in (*said, *verdict.contradictions):
@@ -91,6 +91,7 @@ def _render(
     return environment.get_template(template).render(
         result=result,
         folder=_from_here(result.folder),
+        load=load,
         run=result.run,
         verdict=result.verdict,
         points=result.points,
@@ -137,7 +138,7 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
     worst = max(differences, key=abs, default=None)
     limits, top = result.limits, max((p["concurrency"] for p in points), default=0)
     late = max((p["client"]["late_p99_ms"] for p in points), default=0.0)
-    graphs = "off" if limits.graphs_off else f"to {limits.graph_max}" if limits.graph_max else "not told"
+    graphs = "off" if limits.graphs_off else f"up to {streams(limits.graph_max)}" if limits.graph_max else "not told"
     check = result.run["loadgen"].get("self_check")
     return [
         *_noise(points),
@@ -145,8 +146,8 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
         ("valid points", f"{sum(p['valid'] for p in points)} of {len(points)}", all(p["valid"] for p in points)),
         ("requests failed", f"{failed} of {sent}", failed <= 0.01 * sent),
         (
-            "tokens, us against server",
-            "not told" if worst is None else f"{worst:+.2%}",
+            "tokens, client to server",
+            "server tells none" if worst is None else f"{worst:+.2%}",
             worst is None or abs(worst) <= 0.01,
         ),
         (
@@ -158,7 +159,7 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
         ("client lateness p99", f"{late:.2g} ms", all(not _fault(p, "the client was") for p in points)),
         (
             "null server",
-            f"{min(check['rate'], check['seen_rate']):,.0f}/s" if check else "not run",
+            f"{min(check['rate'], check['seen_rate']):,.0f} chunks/s" if check else "not run",
             bool(check and check["ok"]),
         ),
         *_canary(result),
@@ -168,7 +169,7 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
 def _canary(result: BenchResult) -> list[tuple[str, str, bool]]:
     canary = result.run.get("canary")
     if result.run.get("about") and not canary:  # an experiment, and it says of what kind
-        return [("canary afterwards", "none: see above", True)]
+        return [("canary afterwards", "none, as said above", True)]
     return [
         ("canary afterwards", canary["verdict"] if canary else "not run", bool(canary) and not result.canary_failed)
     ]

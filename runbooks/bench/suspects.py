@@ -60,8 +60,8 @@ def interference(point: Mapping[str, Any]) -> str:
     itl = point["itl_ms"]
     return (
         f"Prefill stops decode for {share:.0%} of the time at {streams(point['concurrency'])} (ITL p99 "
-        f"{itl['p99']:.0f} ms, a step {point['step_ms']:.0f}): {point['tok_s']:.0f} tok/s end to end, "
-        f"{point['decode_tok_s']:.0f} while it decodes. Smaller chunks, or prefill apart, win back at most that."
+        f"{itl['p99']:.0f} ms, a step {point['step_ms']:.0f} ms): {point['tok_s']:,.0f} tok/s end to end, "
+        f"{point['decode_tok_s']:,.0f} while all decode. Smaller chunks, or prefill apart, win back at most that."
     )
 
 

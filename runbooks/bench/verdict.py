@@ -87,7 +87,7 @@ def judge(
     top = max(steps)
     rate = top / steps[top] * 1e3
     if ceiling is None:
-        line = f"At {top}: {rate:.0f} tok/s. The GPU is not in the table of known cards: no floor to compare with."
+        line = f"At {streams(top)}: {rate:,.0f} tok/s. Its GPU is not in the table of known cards: no floor is known."
         return Verdict("no verdict", line, against_reference=against)
     return _judged(well, steps, ceiling, limits, settings, collectives, against)
 
@@ -152,16 +152,18 @@ def _word(top: Shares) -> str:
 
 
 def _line(word: str, top: Shares, rate: float) -> str:
-    head = f"At {streams(top.b)}: {rate:.0f} tok/s, {top.step_ms:.1f} ms a step."
+    head = f"At {streams(top.b)}: {rate:,.0f} tok/s while all decode, {top.step_ms:.1f} ms a step."
     known = f"Reading weights and KV needs at least {top.memory:.0%} of it, arithmetic {top.compute:.1%}"
     if top.communication is None:
         known += "; the collectives were not measured"
     else:
         known += f", communication {top.communication:.0%} (measured)"
+    if word not in ("unexplained", "mixed") and top.rest >= UNEXPLAINED:
+        known += f"; {top.rest:.0%} is none of these"
     ends = {
-        "memory": "the step is bound by memory bandwidth",
-        "communication": "the step is bound by communication",
-        "compute": "the step is bound by arithmetic",
+        "memory": "most of the step is memory bandwidth",
+        "communication": "most of the step is communication",
+        "compute": "most of the step is arithmetic",
         "mixed": "no single part bounds it",
         "unexplained": f"{top.rest:.0%} is unexplained",
     }
@@ -169,7 +171,7 @@ def _line(word: str, top: Shares, rate: float) -> str:
 
 
 def _counterfactual(step: Step, ceiling: Ceiling, options: Sequence[Gain]) -> str:
-    limit = f"If all but the memory floor vanished: {ceiling.tok_s(step.b):.0f} tok/s at {step.b}"
+    limit = f"If all but the memory floor vanished: {ceiling.tok_s(step.b):,.0f} tok/s at {streams(step.b)}"
     known = [one for one in options if one.measured and not one.bound and one.tok_s > step.tok_s]
     return " ".join([*(one.sentence(step.b) for one in known[:1]), f"{limit}; no setting can give more."])
 
@@ -183,7 +185,7 @@ def _contradictions(
     spread: bool,
 ) -> list[str]:
     found = [
-        f"at {s.b}: the known parts need {1 - s.rest:.0%} of the measured step; one figure is wrong"
+        f"at {streams(s.b)}: the known parts need {1 - s.rest:.0%} of the measured step; one figure is wrong"
         for s in shares
         if s.rest < -0.02
     ]
@@ -226,5 +228,7 @@ def _against(points: Sequence[Mapping[str, Any]], reference: Mapping[int, float]
     ]
     if not known:
         return ""
-    parts = ", ".join(f"{ratio:.0%} at {b}" for b, ratio in (known if len(known) < 3 else (known[0], known[-1])))
+    parts = ", ".join(
+        f"{ratio:.0%} at {streams(b)}" for b, ratio in (known if len(known) < 3 else (known[0], known[-1]))
+    )
     return f"Against the reference sweep: {parts}."

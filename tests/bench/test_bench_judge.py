@@ -242,7 +242,7 @@ def test_without_measured_collectives_communication_is_never_claimed() -> None:
     assert seed.suspects[0].startswith("collectives: not measured")
     assert "89% is unexplained" in seed.line
     assert seed.shares[-1].communication is None
-    assert "22% at 1, 23% at 64" in seed.against_reference
+    assert "22% at 1 stream, 23% at 64 streams" in seed.against_reference
     assert seed.fit is None
 
 
