@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runbooks import paths
 from runbooks.bench import measured
 from runbooks.bench.ceiling import gpu_named, message_bytes
+from runbooks.bench.follower import event_of
 from runbooks.bench.measured import fit, fitted_text
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError
@@ -38,11 +39,7 @@ class _Follower:
     error: dict[str, Any] | None = None
 
     def line(self, line: str) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            self.report.output(line, host=self.host)
-            return
+        event = event_of(line, self.report, self.host)
         match event.get("event"):
             case "note":
                 self.report.note(event["text"], host=self.host)

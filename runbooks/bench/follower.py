@@ -12,6 +12,18 @@ from runbooks.bench.words import streams
 from runbooks.engine.report import Reporter
 
 
+def event_of(line: str, report: Reporter, host: str) -> dict[str, Any]:
+    """One of what a job prints. A line that is none is shown as it is, and gives {}."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):  # a bare number is JSON, too
+        report.output(line, host=host)
+        return {}
+    return event
+
+
 @dataclass
 class Follower:
     """`points`: how many will be measured, over all passes."""
@@ -25,11 +37,7 @@ class Follower:
     error: dict[str, Any] | None = None
 
     def line(self, line: str) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            self.report.output(line, host=self.host)
-            return
+        event = event_of(line, self.report, self.host)
         match event.get("event"):
             case "progress":
                 self._progress(event)
