@@ -76,5 +76,6 @@ SLOW = {
     "package-unknown", "link-cut-in-a-job", "other-host-key", "link-down", "dead-mount", "sshd-stopped", "read-only",
     "sudo-refused", "sudo-wants-a-password", "sudo-wrong-password", "wrong-key", "state-disk-full", "in-the-way",
     "out-of-memory", "clock-jumps-ahead", "clock-jumps-back", "job-cancelled", "over-its-limit", "another-run",
-    "too-many-logins", "slow-sudo",
+    "too-many-logins", "slow-sudo", "one-session-a-connection", "no-login-shell", "sudo-with-password", "requiretty",
+    "fought-over", "job-folder-removed", "not-a-debian",
 }  # fmt: skip
