@@ -177,6 +177,7 @@ def test_roots_keys_go_over_ssh(world: World) -> None:
     world.edit("\n      p2p: clique", "")
 
 
+@pytest.mark.slow
 def test_auto_is_tried_and_kept_or_taken_back(world: World) -> None:
     """p2p: auto with root's password: QEMU's property is set, the ladder climbed; kept, or undone in the same run."""
     kept = set((ROOT / "results").glob("*-collectives"))
