@@ -60,12 +60,13 @@ def _measure(url: str, options: BenchOptions, asked: Options, out: Path, reporte
         words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(home)}
     ) as process:
         assert process.stdout is not None
-        for _ in range(2):  # Ctrl-C reaches the load generator too: it writes down what it has
+        for _ in range(2):  # the first Ctrl-C: it writes down what it has
             try:
                 for line in process.stdout:
                     follower.line(line)
                 break
             except KeyboardInterrupt:
+                process.terminate()  # a terminal's Ctrl-C has reached it already; a signal to us alone has not
                 reporter.note("stopping the load generator; what it measured is kept", level="warning")
     if process.returncode not in (0, INTERRUPTED) or not (raw / "run.json").exists():
         raise _failure(follower.error, process.returncode, url)
