@@ -180,6 +180,7 @@ def inventory_for(base: Any, host: str, found: Found) -> dict[str, Any]:
     whole["model"] = "adopted"
     server = {"host": str(args.get("host", "127.0.0.1")), "port": int(args.get("port", 30000))}
     whole["server"] = {**whole.get("server", {}), **server}
+    whole["server"].pop("api_key", None)
     if found.key is not None:
         whole["server"]["api_key"] = {"env": "SGLANG_API_KEY"}
     own = {name: value for name, value in args.items() if name not in OWNED}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -43,11 +45,15 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretSource:
-    """Where a secret is read from when it is needed: one of an environment variable, a file (mode 0600), a command."""
+    """Where a secret is read from when it is needed: one of an environment variable, a file (mode 0600), a command.
+
+    `generate`: a file that is not there is written first, with 256 random bits.
+    """
 
     env: str | None = None
     file: str | None = None
     command: Sequence[str] | None = None
+    generate: bool = False
     base: Path = field(default_factory=Path)
 
     def resolve(self) -> Secret:
@@ -57,7 +63,10 @@ class SecretSource:
                 raise UsageError(f"secret: the environment variable {self.env} is not set")
             return Secret(os.environ[self.env])
         if self.file is not None:
-            return Secret(_read_private(self.base / expand(self.file)))
+            path = self.base / expand(self.file)
+            if self.generate:
+                _generate(path)
+            return Secret(_read_private(path))
         assert self.command is not None
         return Secret(_run(self.command))
 
@@ -70,6 +79,22 @@ def _read_private(path: Path) -> str:
         return path.read_text().rstrip("\n")
     except OSError as error:
         raise UsageError(f"secret: {path}: {error.strerror}") from None
+
+
+def _generate(path: Path) -> None:
+    """Write a random secret where there is no file. Whole or not at all: of two runs at once, one wins for both."""
+    if path.exists():
+        return
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"sk-{secrets.token_urlsafe(32)}\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(staged, path)
+        staged.unlink()
+    except OSError as error:
+        raise UsageError(f"secret: {path} cannot be written: {error.strerror}") from None
 
 
 def _run(command: Sequence[str]) -> str:

@@ -51,6 +51,9 @@ _PARTS: Mapping[str, str] = {
     "vitals": "{vitals}",
 }
 
+# One word a line. Of a server on several hosts only rank 0 answers completions.
+RANK = f"rank=$(grep -A1 -e --node-rank {paths.CURRENT}/argv.json 2>/dev/null | sed -n '2s/[^0-9]//gp')"
+
 _LOOK = """\
 key=$(cat)
 d=$(mktemp -d) || exit 1
@@ -92,6 +95,12 @@ class Seen:
         return self.parts.get(name, Part(127, ""))
 
     @property
+    def rank(self) -> int:
+        """Which part of a server on several hosts this is; 0 for a whole one, and for the one that answers."""
+        word, _, number = self["vitals"].text.strip().partition(" ")
+        return int(number) if word == "rank" and number.isdigit() else 0
+
+    @property
     def vitals(self) -> Mapping[str, Any] | None:
         """What the server said over HTTP; None where nobody could ask."""
         for line in self["vitals"].text.splitlines():
@@ -111,13 +120,14 @@ def look(
     vitals = f"python3 {quote(probe)} --vitals --url {quote(url)} --model {quote(model_name)}"
     if key is not None:
         vitals = f'RUNBOOKS_API_KEY="$key" {vitals} --key-env RUNBOOKS_API_KEY'
+    vitals = f'if [ "${{rank:-0}}" -gt 0 ]; then echo "rank $rank"; else {vitals}; fi'
     values = {
         "unit": paths.UNIT_NAME,
         "unit_fields": UNIT_FIELDS,
         "port": port,
         "gpu_fields": ",".join(GPU_FIELDS),
         "model": quote(model_path),
-        "vitals": vitals,
+        "vitals": f"{RANK}; {vitals}",
         "hung": f"{PATIENCE + 1:.0f}",
     }
     scripts = {name: script.format(**values) for name, script in _PARTS.items()}

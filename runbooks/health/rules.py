@@ -27,7 +27,12 @@ class Check:
 
 def checks(seen: Seen, *, host: str, gpus: Gpus, port: int) -> list[Check]:
     """All checks, in the order in which a person asks."""
-    found = [*_unit(seen, host), _port(seen, port), *_server(seen, host)]
+    found = [*_unit(seen, host)]
+    if seen.rank:
+        said = f"not asked: rank {seen.rank} of a server on several hosts computes, and rank 0 answers"
+        found.append(Check("completion", "ok", said))
+    else:
+        found += [_port(seen, port), *_server(seen, host)]
     working = _working(seen.vitals)
     found += [Check(*entry) for entry in gpu_checks(seen["gpus"], seen["kernel"], gpus, host, working=working)]
     found += [*_disk(seen), _memory(seen), _clock(seen), _load(seen)]

@@ -77,8 +77,12 @@ def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Doc
         document.problem(path, f"the key {name!r} is missing")
     for key in value.keys() & fields.keys():
         _walk(value[key], fields[key].type, (*path, key), document)
-    if kind is SecretRef and not unknown and sum(part is not None for part in value.values()) != 1:
-        document.problem(path, "a secret has exactly one source: env, file or command")
+    if kind is SecretRef and not unknown:
+        sources = [name for name in value if name != "generate" and value[name] is not None]
+        if len(sources) != 1:
+            document.problem(path, "a secret has exactly one source: env, file or command")
+        elif value.get("generate") and sources != ["file"]:
+            document.problem((*path, "generate"), "only a file can be generated")
 
 
 def _without_none(kind: Any, value: object) -> Any:

@@ -32,7 +32,8 @@ class Loaded:
 
     def secret(self, ref: SecretRef) -> Secret:
         """Read a secret now. Raises UsageError that names its source."""
-        return SecretSource(env=ref.env, file=ref.file, command=ref.command, base=self.folder).resolve()
+        source = SecretSource(env=ref.env, file=ref.file, command=ref.command, generate=ref.generate, base=self.folder)
+        return source.resolve()
 
     def runtime_for(self, host: str) -> Runtime:
         return self.inventory.runtimes[self.inventory.hosts[host].runtime or self.inventory.runtime]

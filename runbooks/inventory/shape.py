@@ -11,11 +11,12 @@ Scalar = str | int | float | bool
 
 
 class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one source of a secret."""
+    """Exactly one source of a secret. `generate`: a file that is not there is written, with a random one."""
 
     env: str | None = None
     file: str | None = None
     command: tuple[str, ...] | None = None
+    generate: bool = False
 
 
 class Login(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ import pytest
 
 from lab.guest import Guest
 from lab.lab import Lab
+from runbooks.deploy import guard, releases
 from runbooks.engine.errors import RunbookError
 from tests.deploy.site import INVOKE, Site, provisioned
 
@@ -113,8 +114,8 @@ def test_a_host_that_is_restarted_in_the_middle_comes_back_with_the_old_one(site
     site.knobs()
 
 
-def test_a_controller_killed_in_the_middle_and_the_old_one_serves_again(site: Site) -> None:
-    """Nobody confirms the new release: the host itself goes back. A second run mends it sooner."""
+def _killed_in_the_middle(site: Site) -> tuple[str, str]:
+    """The numbers of the release before, and of the one that nobody will confirm."""
     before = site.current
     site.knobs(start_delay=3)
     command = [*INVOKE, "deploy", "--inventory", str(site.inventory), "--hosts", site.guest.name]
@@ -127,14 +128,35 @@ def test_a_controller_killed_in_the_middle_and_the_old_one_serves_again(site: Si
     assert new not in (before, "")
     assert site.verdict(new) == "None"
     assert site.sh("systemctl is-active runbooks-fallback.timer") == "active"
+    return before, new
+
+
+def _is_back(site: Site, before: str, new: str) -> None:
     with site.client() as client:
-        site.sh("systemctl start runbooks-fallback.service")  # its time has come
-        until = time.monotonic() + 40
-        while not client.all_good_from_now(5, 5) and time.monotonic() < until:
+        until = time.monotonic() + 90
+        while not client.all_good_from_now(5, 15) and time.monotonic() < until:
             time.sleep(0.2)
         assert client.all_good_from_now(), client.went_wrong[-3:]
     assert (site.current, site.verdict(new)) == (before, "failed")
     assert f"back to release {before}" in site.sh("tail -n 1 /var/log/runbooks/audit.jsonl")
+    assert site.sh("ls /etc/systemd/system /opt/runbooks | grep -c runbooks-fallback") == "0"
     site.knobs()
+
+
+def test_a_controller_killed_in_the_middle_and_the_old_one_serves_again(site: Site) -> None:
+    """Nobody confirms the new release: when its time is up, the host itself goes back. A second run mends it sooner."""
+    before, new = _killed_in_the_middle(site)
+    records = [releases.parse(site.sh(f"cat /opt/runbooks/releases/{number}/release.json")) for number in (new, before)]
+    assert records[0]
+    assert records[1]
+    with site.session()[0].connect(site.guest.name) as conn:
+        guard.on(conn, records[0], records[1], budget=3 - guard.GRACE)  # a short time, instead of minutes
+    _is_back(site, before, new)
     code, _ = site.deploy("other")
     assert (code, site.verdict(site.current), site.completion()) == (0, "promoted", "200")
+
+
+def test_a_controller_killed_and_the_host_restarted_and_the_old_one_serves_again(site: Site) -> None:
+    before, new = _killed_in_the_middle(site)
+    site.guest.reboot()
+    _is_back(site, before, new)

@@ -24,7 +24,9 @@ from runbooks.sglang.argv import build
 from tests.deploy.deploy_fake import FakeHost, silent
 from tests.deploy.test_deploy_releases import GOOD
 
-LOADED = load(Path(__file__).parents[2] / "inventory.yaml")
+SHIPPED = load(Path(__file__).parents[2] / "inventory.yaml")
+OPEN = msgspec.structs.replace(SHIPPED.inventory.server, api_key=None)
+LOADED = replace(SHIPPED, inventory=msgspec.structs.replace(SHIPPED.inventory, server=OPEN))
 HOST = next(iter(LOADED.inventory.hosts))
 SPEC, MODEL = LOADED.runtime_for(HOST), LOADED.model_for(HOST)
 FOLDER = runtime_path(SPEC, LOADED.inventory.flash_attn)

@@ -15,7 +15,7 @@ from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer
 from runbooks.health.gpus import read_gpus
-from runbooks.health.look import PATIENCE, Part, Seen, look, parse
+from runbooks.health.look import PATIENCE, RANK, Part, Seen, look, parse
 from runbooks.health.rules import Check, checks
 from runbooks.inventory.shape import Gpus
 from tests.canary.scripted_server import Scripted
@@ -221,3 +221,17 @@ def test_the_key_reaches_the_server_and_no_command_line(tmp_path: Path) -> None:
 def test_parse_tells_hung_from_missing() -> None:
     found = parse("\nmark unit 0\nActiveState=active\n\nmark gpus hung\n\nmark clock 127\nsh: not found\n", "mark")
     assert (found["unit"].rc, found["gpus"].hung, found["clock"].missing) == (0, True, True)
+
+
+def test_of_a_server_on_several_hosts_only_the_first_is_asked_for_a_completion() -> None:
+    found = states(seen(vitals="rank 1\n", port=""))
+    assert (found["completion"].state, "port" in found, "http" in found) == ("ok", False, False)
+    assert found["completion"].detail == "not asked: rank 1 of a server on several hosts computes, and rank 0 answers"
+
+
+@pytest.mark.parametrize("words", [["--nnodes", "2", "--node-rank", "1"], ["--port", "1"]])
+def test_the_rank_is_read_from_the_release(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "argv.json").write_text(json.dumps(words, indent=0))
+    script = f"{RANK.replace('/opt/runbooks/current', str(tmp_path))}; echo rank $rank"
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert seen(vitals=said).rank == int("--node-rank" in words)

@@ -54,7 +54,7 @@ def test_the_example_loads() -> None:
 def test_every_key_is_explained_in_a_comment() -> None:
     """`#   key   what it means`, or `# key: ...` for a key of the top level."""
     explained = set(re.findall(r"^\s*#\s+([a-z_0-9]+)(?::|\s{2,})", TEXT, re.MULTILINE))
-    explained |= set(re.findall(r"\{(env|file|command):", TEXT))
+    explained |= set(re.findall(r"[{`](env|file|command|generate):", TEXT))
     explained |= set(re.findall(r"^\s*#\s+([a-z_]+) \(optional", TEXT, re.MULTILINE))
     missing = {
         f"{struct.__name__}.{name}"
@@ -205,3 +205,24 @@ def test_secrets_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "key").chmod(0o644)
     with pytest.raises(UsageError, match="others can read it"):
         loaded.secret(SecretRef(file="key"))
+
+
+def test_the_shipped_server_has_a_key_that_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(EXAMPLE.read_text())
+    loaded = load(path)
+    ref = loaded.inventory.server.api_key
+    assert ref is not None
+    first = loaded.secret(ref)
+    assert len(first.reveal()) > 40
+    assert loaded.secret(ref) == first
+    made = tmp_path / "secrets" / "api-key"
+    assert (made.stat().st_mode & 0o777, made.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert [one.name for one in made.parent.iterdir()] == ["api-key"]
+
+
+def test_only_a_file_can_be_generated(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(EXAMPLE.read_text().replace("file: secrets/api-key, generate", "env: KEY, generate"))
+    with pytest.raises(UsageError, match="only a file can be generated"):
+        load(path)
