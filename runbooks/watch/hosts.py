@@ -15,7 +15,7 @@ from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.step import quote
 from runbooks.inventory.beside import beside
-from runbooks.watch.screen import Row, draw, plain_lines
+from runbooks.watch.screen import Row, changed, draw, plain_lines
 
 if TYPE_CHECKING:
     from runbooks.engine.transport import Connection
@@ -50,8 +50,8 @@ def watch_hosts(session: Session, *, every: float, times: int, live: bool) -> in
     for host in hosts:  # daemons: a host that hangs does not hold up the end
         threading.Thread(target=_follow, args=(session, host, every, times, stop), daemon=True).start()
     try:
-        if live and sys.stdout.isatty():
-            _screen(hosts, every, times)
+        if live and not times and sys.stdout.isatty():
+            _screen(hosts, every)
         else:
             _lines(session, hosts, times)
     except KeyboardInterrupt:
@@ -97,17 +97,24 @@ def _done(hosts: list[Watched], times: int) -> bool:
     return bool(times) and all(host.looks >= times for host in hosts)
 
 
-def _screen(hosts: list[Watched], every: float, times: int) -> None:
+def _screen(hosts: list[Watched], every: float) -> None:
+    """On the terminal's other screen, which is left as it was. Only what is new is written, without padding: it may
+    stay open over a slow link."""
     from rich.console import Console
-    from rich.live import Live
 
-    with Live(console=Console(), auto_refresh=False, screen=not times) as live:
+    console, shown = Console(), list[str]()
+    size = console.size
+    with console.screen(hide_cursor=True):
         while True:
-            live.update(draw([host.row() for host in hosts], every), refresh=True)
-            if _done(hosts, times):
-                return
             for host in hosts:
                 host.new.clear()
+            with console.capture() as drawn:
+                console.print(draw([host.row() for host in hosts], every))
+            now = drawn.get().splitlines()[: console.height - 1]
+            shown = shown if console.size == size else []
+            console.file.write(changed(shown, now))
+            console.file.flush()
+            shown, size = now, console.size
             until = time.monotonic() + 1  # the screen moves when something is new, and its clock every second
             while time.monotonic() < until and not any(host.new.is_set() for host in hosts):
                 time.sleep(0.1)

@@ -124,6 +124,13 @@ def draw(rows: Sequence[Row], every: float) -> RenderableType:
     return Group(head, Text(), table, Text(), *below)
 
 
+def changed(before: Sequence[str], now: Sequence[str]) -> str:
+    """What makes the one screen the other: only lines that differ, each cleared to its end. `before` empty: anew."""
+    rows = [f"\x1b[{at + 1}H{line}\x1b[K" for at, line in enumerate(now) if [line] != before[at : at + 1]]
+    below = f"\x1b[{len(now) + 1}H\x1b[J" if len(before) > len(now) else ""
+    return ("" if before else "\x1b[2J") + "".join(rows) + below
+
+
 def _cells(row: Row) -> list[RenderableType]:
     from rich.text import Text
 

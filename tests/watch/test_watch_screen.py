@@ -16,7 +16,7 @@ from rich.console import Console
 from runbooks.engine.errors import UsageError
 from runbooks.watch.glance import cli
 from runbooks.watch.hosts import watch_hosts
-from runbooks.watch.screen import Row, draw, plain_lines
+from runbooks.watch.screen import Row, changed, draw, plain_lines
 
 LOOK: dict[str, Any] = {
     "unit": ["active", "0"],
@@ -94,6 +94,12 @@ def test_a_pause_that_makes_no_sense(every: float) -> None:
     session: Any = None
     with pytest.raises(UsageError, match="--every"):
         watch_hosts(session, every=every, times=0, live=False)
+
+
+def test_only_lines_that_differ_are_written() -> None:
+    assert changed([], ["a", "b"]) == "\x1b[2J\x1b[1Ha\x1b[K\x1b[2Hb\x1b[K"
+    assert changed(["a", "b"], ["a", "b"]) == ""
+    assert changed(["a", "b", "c"], ["a", "x"]) == "\x1b[2Hx\x1b[K\x1b[3H\x1b[J"
 
 
 @pytest.fixture
