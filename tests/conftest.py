@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab import sweep
 from lab.guest import Guest
 from lab.lab import Lab
 from lab.machine import why_no_guests
-
-PREFIX = os.environ.get("RUNBOOKS_TEST_LAB", "test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,10 +34,9 @@ def fail_without_guests() -> None:
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """This test session's lab, without guests; always taken down. What killed sessions left goes first."""
-    for left in Lab.all():
-        if left.name.startswith(f"{PREFIX}-") and left.dead:
-            left.down()
-    lab = Lab.open(f"{PREFIX}-{os.getpid()}")
+    for left in sweep.orphans():
+        left.down()
+    lab = sweep.own()
     try:
         lab.up(hosts=0)
         yield lab

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import base
+from lab import base, sweep
 from lab.guest import Guest, letters
 from lab.lab import Lab
 from lab.machine import cache
@@ -146,7 +146,7 @@ def test_the_lab_s_inventory_names_its_guests(lab: Lab, guest: Guest) -> None:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Lab, Lab]]:
-    labs = (Lab.open(f"left-{os.getpid()}"), Lab.open(f"right-{os.getpid()}"))
+    labs = (sweep.own("left"), sweep.own("right"))
     try:
         yield labs
     finally:

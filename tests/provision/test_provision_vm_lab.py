@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import sweep
 from lab.guest import Guest
 from lab.lab import Lab
 from lab.proxmox.inventory import write_inventory
@@ -95,7 +96,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    lab = Lab.open(f"vmtest-{os.getpid()}")
+    lab = sweep.own("vm")
     try:
         lab.up(0)
         lab.start_proxmox()
