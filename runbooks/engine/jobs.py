@@ -6,10 +6,10 @@ closed laptop do not touch it; the same job started again attaches to the one th
 for today's. The script and the uploads are removed at the end, the log stays.
 
 Known traps answered here: a transient unit is collected with its exit code (so `rc` is a file); systemd 252 expands
-`$VAR` in argv (so argv is one path); HOME and PATH are unset there; a daemon started by a postinst would die with the
-unit's control group (so KillMode=process; a limit or a cancel ends all, found by control group and by environment);
-needrestart would restart services (suspended); `tail -f` would block the shell (so the log is followed by bounded
-polls from an offset); clocks jump (so limits are measured by the time since boot).
+`$VAR` in argv (so argv is `sh` and one path: /var may be noexec); HOME and PATH are unset there; a daemon that a
+postinst started would die with the unit's control group (so KillMode=process; a limit or a cancel ends all, found by
+control group and by environment); needrestart would restart services (suspended); `tail -f` would block the shell (so
+the log is followed by bounded polls from an offset); clocks jump (so limits are measured by the time since boot).
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ echo created
 """
 
 _LAUNCH = """\
-cd {folder} && cat >supervisor && chmod 0700 supervisor || exit 1
+cd {folder} && cat >supervisor || exit 1
 if [ -d /run/systemd/system ]; then
   systemd-run --quiet --collect --unit={unit} -p KillMode=process -p IgnoreSIGPIPE=no -p OOMPolicy=continue \
-    --description={what} {folder}/supervisor
+    --description={what} /bin/sh {folder}/supervisor
 else
-  setsid {folder}/supervisor </dev/null >/dev/null 2>&1 &
+  setsid sh {folder}/supervisor </dev/null >/dev/null 2>&1 &
 fi
 """
 

@@ -35,11 +35,14 @@ for d in /run /dev/shm /tmp; do  # the first that can be written, and is not ful
   T=$(mktemp -d "$d/rb.XXXXXXXX" 2>/dev/null) && echo >"$T/o" && break
   rm -rf "$T"
 done 2>/dev/null
+[ -d "$T" ] || {{ echo "{no_room}" >&2; exit 1; }}
 export T
 trap 'rm -rf "$T"' EXIT
 trap 'exit 1' HUP TERM
 printf '%s ready\\n' {token}
 """
+
+_NO_ROOM = "nothing can be written to /run, /dev/shm and /tmp"
 
 _REQUEST = """\
 timeout -k 1 {limit:.0f} sh -s >"$T/o" 2>"$T/e" <<'{end}'
@@ -108,7 +111,7 @@ class Shell:
             channel.exec_command(f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
         if shell._password is not None:
             shell._become_root()
-        shell._send(_READY.format(token=shell._token))
+        shell._send(_READY.format(token=shell._token, no_room=_NO_ROOM))
         if shell._password is not None:
             shell._await_ready()
         return shell
@@ -124,7 +127,15 @@ class Shell:
     def _await_ready(self) -> None:
         if self._password is None:
             self._become_root()
-        self._read_past(f"{self._token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
+        try:
+            self._read_past(f"{self._token} ready\n".encode(), time.monotonic() + START_TIMEOUT)
+        except EOFError:
+            self._receive_errors()
+            if _NO_ROOM.encode() in self._errors:
+                raise Unreachable(
+                    _NO_ROOM, host=self._host, next="df -h /run /dev/shm /tmp", page="disk-full"
+                ) from None
+            raise
         self._ready = True
 
     def _become_root(self) -> None:

@@ -48,10 +48,10 @@ class Road:
 
     def type(self, *words: str, terminal: bool = False, code: int | None = 0) -> None:
         if terminal:
-            said, found = on_a_terminal(self._argv(*words), seconds=400)
+            said, found = on_a_terminal(self._argv(*words), seconds=900)
         else:
             done = subprocess.run(
-                self._argv(*words), capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
+                self._argv(*words), capture_output=True, text=True, check=False, timeout=900, stdin=subprocess.DEVNULL
             )
             said, found = done.stdout + done.stderr, done.returncode
         assert code is None or found == code, said[-3000:]
