@@ -35,7 +35,7 @@ def unlock(
         return unlock_hosts(session)
 
 
-@command(iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
+@command(looks=True, iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})
 def audit(
     context: Context,
     hosts: list[str],
@@ -54,7 +54,7 @@ def audit(
 JOB = {**WHERE, "job": "its name, or the beginning of it (default: the only one at work)"}
 
 
-@command(name="list", default=True, iterable=["hosts"], help=WHERE)
+@command(name="list", default=True, looks=True, iterable=["hosts"], help=WHERE)
 def list_jobs(
     context: Context, hosts: list[str], inventory: str | None = None, json: bool = False, plain: bool = False
 ) -> int:

@@ -9,6 +9,7 @@ from runbooks.surface import command
 
 
 @command(
+    looks=True,
     iterable=["hosts"],
     help={
         **WHERE,

@@ -54,6 +54,7 @@ def install(
 
 @command(
     word="file",
+    looks=True,
     iterable=["hosts"],
     help={
         **WHERE,

@@ -79,7 +79,7 @@ def destroy(
         return power.destroy(session, confirm)
 
 
-@command(iterable=["hosts"], help=HELP)
+@command(looks=True, iterable=["hosts"], help=HELP)
 def doctor(
     context: Context,
     hosts: list[str],

@@ -166,6 +166,9 @@ class Engine:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if "messages" not in body:  # none of them weighs a prompt
+                    self._send(*error(404, "Not Found"))
+                    return
                 outer.asked.append(body)
                 with room:
                     self._send(*outer.shape(body, outer.answer(body)))

@@ -92,7 +92,7 @@ class Scripted:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def take(self, body: dict[str, Any], key: str) -> Asked:
-        text = body["messages"][-1]["content"]
+        text = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
         with self.lock:
             cached = len(text) > 1000 and any(before.text[:900] == text[:900] for before in self.seen)
             asked = Asked(
@@ -146,7 +146,22 @@ class _Handler(BaseHTTPRequestHandler):
         if text is None:
             self.close_connection = True
             return
-        self._stream(body, text)
+        if "prompt" in body:
+            self._echo(body["prompt"], text)
+        else:
+            self._stream(body, text)
+
+    def _echo(self, prompt: str, text: str) -> None:
+        """The prompt and one token, each with its logprob, but for the first."""
+        pieces = [*prompt.split(), text.split()[0]]
+        values = [
+            None,
+            *(entry["content"][0]["logprob"] for piece in pieces[1:] if (entry := _logprobs(_WEIGHED, piece))),
+        ]
+        logprobs = {"tokens": pieces, "token_logprobs": values}
+        usage = {"prompt_tokens": len(pieces) - 1, "completion_tokens": 1}
+        choice = {"text": " ".join(pieces), "finish_reason": "length", "logprobs": logprobs}
+        self._json(200, {"choices": [choice], "usage": usage})
 
     def _stream(self, body: dict[str, Any], text: str) -> None:
         asked = len(body["messages"][-1]["content"].split())
@@ -171,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+_WEIGHED = {"logprobs": True}
 
 
 def barrier(script: Scripted) -> None:

@@ -98,6 +98,6 @@ def test_a_busy_server_is_asked_little_with_its_lowest_priority(tmp_path: Path) 
         for one in work:
             one.join()
     assert said == "healthy"
-    assert end["requests"] == 6  # five prompts and one measurement
+    assert end["requests"] == 7  # six prompts and one measurement
     assert end["tokens"] < 5000
     assert any("busy" in event.get("text", "") for event in events)

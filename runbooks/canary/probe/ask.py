@@ -9,7 +9,7 @@ from typing import Any
 
 from . import prose
 from .battery import EASY, GREEDY, PAGE, SAMPLED, Prompt
-from .client import Endpoint, complete
+from .client import Endpoint, complete, weigh
 from .judge import Expect
 from .reply import Reply
 
@@ -89,6 +89,8 @@ class Asker:
     # the request
 
     def _send(self, prompt: Prompt, text: str) -> Reply:
+        if prompt.echo:
+            return weigh(self.endpoint, text, limit=self.endpoint.silence)
         request: dict[str, Any] = {
             "messages": [{"role": "user", "content": text}],
             "max_tokens": prompt.max_tokens,

@@ -33,7 +33,7 @@ SAMPLED: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 class Prompt:
     """`text` is the question itself; `length` (prompt tokens) puts it below that much filler. `streams` are sent at
     once. `prefix`: filler is the same for all prompts that share this word. `edge`: the prompt ends so many tokens past
-    a page of the KV cache."""
+    a page of the KV cache. `echo`: not a question, but a text whose own tokens the server is to weigh."""
 
     name: str
     why: str
@@ -47,6 +47,7 @@ class Prompt:
     streams: int = 1
     prefix: str = ""
     edge: int | None = None
+    echo: bool = False
 
     @property
     def needs(self) -> int:
@@ -82,6 +83,17 @@ _STORY = Prompt(
     text=STORY[0],
     expect=STORY[1],
     max_tokens=64,
+)
+_READING = Prompt(
+    name="reading",
+    why=(
+        "NaN that the server replaces before it samples (SGLANG_SANITIZE_NAN_LOGITS, --enable-nan-detection) is still "
+        "in the logprobs of the prompt's own tokens, which are taken before (sglang 0.5.23, layers/sampler.py)"
+    ),
+    text=prose.READING,
+    expect=Expect(fluent=False, known=False),
+    max_tokens=1,
+    echo=True,
 )
 _BELOW = Prompt(
     name="needle-below",
@@ -202,6 +214,7 @@ QUICK: tuple[Prompt, ...] = (
     _ARITHMETIC,
     _CAPITAL,
     _STORY,
+    _READING,
     _BELOW,
     _REPEAT,
     _ACROSS,
@@ -231,5 +244,5 @@ ESSENTIAL = ("arithmetic", "story", "needle-above", "sampled", "burst-64")
 """Without these a server is not called healthy."""
 FIXED = ("arithmetic", "capital", "story")
 """Greedy questions that are the same in every run: their answers can be compared with those of the deploy."""
-SMALL = ("arithmetic", "capital", "story", "needle-above", "sampled")
+SMALL = ("arithmetic", "capital", "story", "reading", "needle-above", "sampled")
 """All that a server is asked that people are using: some 4,000 tokens."""

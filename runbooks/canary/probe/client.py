@@ -63,6 +63,15 @@ def complete(endpoint: Endpoint, request: Mapping[str, Any], *, limit: float) ->
             return reply
 
 
+def weigh(endpoint: Endpoint, text: str, *, limit: float) -> Reply:
+    """A text's own tokens with their logprobs, and one token more, by /v1/completions. Never raises; a server may well
+    not have it."""
+    request = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    request |= {name: value for name, value in endpoint.extras.items() if name == "priority"}
+    body = {name: value for name, value in request.items() if name not in endpoint.refused}
+    return _complete(endpoint, body, limit, "/v1/completions")
+
+
 OPTIONAL = ("chat_template_kwargs", "priority", "stream_options", "top_logprobs", "logprobs", "top_p", "temperature")
 """What may be left out, in the order in which it is given up where the server does not say what it minds."""
 _UNKNOWN = re.compile(
@@ -90,12 +99,15 @@ def _refused(error: str, body: Mapping[str, Any], endpoint: Endpoint) -> set[str
     return set(next(((name,) for name in OPTIONAL if name in body), ()))
 
 
-def _complete(endpoint: Endpoint, request: Mapping[str, Any], limit: float) -> Reply:
+def _complete(
+    endpoint: Endpoint, request: Mapping[str, Any], limit: float, path: str = "/v1/chat/completions"
+) -> Reply:
     reply = Reply(asked_logprobs=bool(request.get("logprobs")), max_tokens=request.get("max_tokens"))
+    reply.echoed = bool(request.get("echo"))
     stream = bool(request.get("stream"))
     payload = json.dumps({"model": endpoint.model, **request}).encode()
     started = time.monotonic()
-    body = _exchange(endpoint, "POST", "/v1/chat/completions", payload, reply, silence=endpoint.silence, limit=limit)
+    body = _exchange(endpoint, "POST", path, payload, reply, silence=endpoint.silence, limit=limit)
     reply.seconds = time.monotonic() - started
     if reply.status and body:
         read_body(reply, body, stream=stream)

@@ -74,7 +74,7 @@ def _numbers(reply: Reply) -> Iterator[Finding]:
         )
     if reply.error and _NAN_WORDS.search(reply.error):
         yield Finding("nan-error", NAN, f"HTTP {reply.status}: {reply.error}")
-    entries = reply.logprobs
+    entries = reply.logprobs[1:] if reply.echoed else reply.logprobs
     null = [entry for entry in entries if entry.value is None]
     if null:
         yield Finding(

@@ -19,6 +19,15 @@ _ENDS = ("before noon", "after the rain", "without a word", "for the second time
 NEEDLE = "The secret number is 7413."
 NEEDLE_QUESTION = "What is the secret number? Answer with the number alone."
 NEEDLE_ANSWER = r"7[ ,.']?413"
+READING = """On 14 March 1998 the ferry left Bergen with 312 passengers, 47 cars and a piano. Its engineer, \
+Dr. Ewa Nowak, wrote: "Pressure 8.6 bar, oil at 71 °C; nothing to report!" Two hours later the radar failed.
+def area(r): return 3.14159 * r ** 2  # in m²
+Wer zuletzt lacht, lacht am besten. 今天天气很好，我们去公园散步。 La bibliothèque ferme à dix-huit heures.
+| year | price | change |
+| 2021 | $19.50 | -3% |
+Photosynthesis turns light, water and carbon dioxide into sugar; mitochondria burn it. Therefore x > 0 implies log(x) \
+exists, and the jury, having heard both sides, acquitted her."""
+"""Read, not asked: of many kinds, so that its tokens reach many experts."""
 
 
 def sentence(draw: random.Random) -> str:

@@ -40,6 +40,7 @@ class Reply:
     cached_tokens: int | None = None
     logprobs: list[Logprob] = field(default_factory=list)
     asked_logprobs: bool = False
+    echoed: bool = False  # the prompt comes first, and its first token has no logprob: nothing stands before it
     streamed: bool = False
     done_seen: bool = False
     whole: bool = True  # False: the body ended before HTTP said that it would

@@ -113,6 +113,8 @@ class Canary:
                 self._note(f"{prompt.name}: longer than the server's context, not judged")
                 continue
             judged = [_room(finding, answered) for finding in judge(reply, expect)]
+            if prompt.echo:
+                judged = _weighed(reply, judged, sglang=self.sends_done)
             self.judged.append(Judged(prompt.name, reply, tuple(judged)))
             found += [finding for finding in judged if finding not in found]
         first = answered[0][0]
@@ -218,6 +220,17 @@ class Canary:
 
     def _note(self, text: str) -> None:
         self.emit({"event": "note", "text": text})
+
+
+def _weighed(reply: Reply, found: list[Finding], *, sglang: bool) -> list[Finding]:
+    """Only NaN counts here: many servers have no such route, answer it badly, or fill the places of the prompt's
+    logprobs with null. SGLang does weigh a prompt, so there all null is NaN too."""
+    blank = all(entry.value is None for entry in reply.logprobs[1:])
+    nan = [one for one in found if one.grade == NAN and (sglang or not blank or one.kind != "null-logprob")]
+    if nan or not blank:
+        return nan
+    why = f"HTTP {reply.status}" if reply.status not in (0, 200) else reply.failure or "none in the answer"
+    return [Finding("no-logprobs", NOTE, f"the server does not weigh a prompt's own tokens: {why}")]
 
 
 def _room(finding: Finding, answered: Answered) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -255,8 +256,11 @@ class Text(OpenAi):
         texts = [one.text for one in self.pieces[request]]
         entries = None
         if self._top is not None:
-            shown = [*texts, *self.ending(request)]
+            read = re.findall(r"\s*\S+", self.echo.get(request, ""))
+            shown = [*read, *texts, *self.ending(request)]
             entries = logprobs.legacy([(one, n) for n, one in enumerate(shown)], self._top, broken=request.broken)
+            if read:
+                entries["token_logprobs"][0] = entries["top_logprobs"][0] = None  # nothing stands before it
         text = self.echo.get(request, "") + "".join(texts)
         return {"index": index, "text": text, "logprobs": entries, **shapes.reason(request.finish)}
 
