@@ -38,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     walked.add_argument("pages", nargs="*", metavar="PAGE", help="only these; default: all")
     walked.add_argument("--lab", default="", help="the name of the lab that is made for them, and taken down")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engine and lab end with us
     if options.table == "canary":
         return engines.show(options.engine, options.fault, options.healthy)
     if options.table == "diagnosis":
@@ -52,4 +51,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engine and lab end with us
     sys.exit(main())

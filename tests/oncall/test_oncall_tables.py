@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench import tables
 from bench.oncall import diagnosis, pages
 from bench.oncall.faults import FAULTS
 from bench.oncall.world import world
@@ -19,6 +20,12 @@ def test_the_diagnosis_is_right_in_every_case() -> None:
     told = diagnosis.table()
     assert [one for one in told if not one.right] == []
     assert len(told) > 300
+
+
+def test_a_page_that_is_not_there_is_refused_before_a_lab_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tables.main(["pages", "--lab", "never-made", "nan-output", "nan-outptu"])
+    assert "no such page: nan-outptu" in capsys.readouterr().err
 
 
 @pytest.mark.lab
