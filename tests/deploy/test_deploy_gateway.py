@@ -27,7 +27,9 @@ from runbooks.session import Session
 from runbooks.steps.files import File
 from tests.deploy.deploy_fake import FakeHost, silent
 
-LOADED = load(Path(__file__).parents[2] / "inventory.yaml")
+SHIPPED = load(Path(__file__).parents[2] / "inventory.yaml")
+OPEN = msgspec.structs.replace(SHIPPED.inventory.server, api_key=None)
+LOADED = replace(SHIPPED, inventory=msgspec.structs.replace(SHIPPED.inventory, server=OPEN))
 BASE = LOADED.inventory
 GATEWAY = Gateway(ssh=Login(address="192.0.2.20"), host="0.0.0.0", drain=30)
 HOSTS = {name: Host(address=f"192.0.2.1{number}") for number, name in enumerate(("a", "b", "c"))}
