@@ -76,7 +76,7 @@ def test_nobody_to_ask_means_nothing_is_touched(site: Site, monkeypatch: pytest.
     ("profile", "knobs", "part"),
     [
         ("bad", {"fail": "nan", **ONLY_BAD}, "the gate canary says nan"),
-        ("bad", {"fail": "garbage", **ONLY_BAD}, "the gate canary says"),
+        pytest.param("bad", {"fail": "garbage", **ONLY_BAD}, "the gate canary says", marks=pytest.mark.slow),
         ("bad", {"fail": "die_at_start", **ONLY_BAD}, "died after"),
         ("bad", {"fail": "hang_at_start", **ONLY_BAD}, "did not answer within 20 s"),
         ("lies", {}, "other settings than the profile expects"),
@@ -101,6 +101,7 @@ def test_a_broken_one_leaves_the_old_one_serving(site: Site, profile: str, knobs
     assert f"profile {profile}" in site.sh(f"cat {saved}/journal.txt {saved}/release.txt")
 
 
+@pytest.mark.slow
 def test_what_only_the_full_canary_finds_brings_the_old_one_back(site: Site) -> None:
     """NaN above 68 streams: the gate's burst of 64 passes, and the release was promoted before."""
     site.knobs(fail="nan_busy", detail=68, **ONLY_BAD)
