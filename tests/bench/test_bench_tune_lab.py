@@ -71,12 +71,12 @@ def test_ctrl_c_brings_the_old_one_back_and_the_next_run_goes_on(site: Site, out
     first = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hears_ctrl_c
     )
-    until = time.monotonic() + 300
-    while "quick" not in tried(out) and first.poll() is None and time.monotonic() < until:
+    until = time.monotonic() + 600
+    while "final" not in tried(out) and first.poll() is None and time.monotonic() < until:
         time.sleep(0.5)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=180)
-    assert tried(out) == {"final": "measured", "quick": "measured"}, said
+    assert tried(out) == {"final": "measured"}, said  # `quick` was being deployed
     assert first.returncode != 0
     assert "Traceback" not in said
     assert (site.current, site.completion()) == (before, "200"), said
@@ -85,7 +85,7 @@ def test_ctrl_c_brings_the_old_one_back_and_the_next_run_goes_on(site: Site, out
     said = again.stdout + again.stderr
     assert tried(out) == {"final": "measured", "quick": "measured", "bad": "garbage", "broken": "crash"}, said
     assert again.returncode == 1  # not every one was measured and VALID
-    assert "final, quick tried before" in said
+    assert "final tried before" in said
     assert "best: quick, +" in said
     assert f"`invoke deploy --hosts {site.guest.name} --profile quick` changes it" in said
     assert (site.current, site.completion()) == (before, "200"), said
