@@ -167,7 +167,8 @@ def network() -> tuple[Signature, ...]:
             "network",
             r"Temporary failure (?:in name resolution|resolving)|Could not resolve host|Name or service not known"
             r"|Network is unreachable|No route to host|NameResolutionError|Failed to fetch .*(?:timed out|Could not)"
-            r"|Could not install packages due to an OSError: HTTP|error sending request for url|Max retries exceeded",
+            r"|Could not install packages due to an OSError: HTTP|Max retries exceeded"
+            r"|error sending request for url(?! \(http://[^)]*/(?:v1/|health))",  # a router says that of its workers
             "the host cannot reach what it downloads from",
             "its name server and route, and `proxy` in the inventory",
             "host-unreachable",

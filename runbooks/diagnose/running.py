@@ -304,6 +304,15 @@ def echoes() -> tuple[Signature, ...]:
             where="any",
         ),
         Signature(
+            "router-worker",
+            r"Failed to send typed request worker_url|call_upstream_request_error|no_available_workers",
+            "a router has lost a server behind it, or all of them; its own /health goes on saying 200",
+            "invoke health on the worker that the line names; the router's /readiness counts those left",
+            "server-down",
+            "sglang-router 0.3.2",
+            rank=4,
+        ),
+        Signature(
             "segfault",
             r"segfault at [0-9a-f]+|Segmentation fault|Fatal Python error|code=dumped|SIGSEGV|SIGABRT|core dumped",
             "a process crashed in native code",
