@@ -50,6 +50,8 @@ FAULTS = {
         host.state_disk_full_in_a_job, "(?s)/var/lib/runbooks: No space left.*invoke runbook disk-full"
     ),
     "run-full": Fault(host.run_full, r"(?s)lock could not be taken.*100%"),
+    "no-room-anywhere": Fault(host.no_room_anywhere, r"(?s)nothing can be written to /run.*invoke runbook disk-full"),
+    "nothing-executable": Fault(host.nothing_executable, "at work 2", recovers=True),
     "no-audit": Fault(host.no_audit, "audit log cannot be written", recovers=True),
     "in-the-way": Fault(host.in_the_way, "directory"),
     "fought-over": Fault(host.fought_over, "second look still wants a change"),
@@ -77,5 +79,5 @@ SLOW = {
     "sudo-refused", "sudo-wants-a-password", "sudo-wrong-password", "wrong-key", "state-disk-full", "in-the-way",
     "out-of-memory", "clock-jumps-ahead", "clock-jumps-back", "job-cancelled", "over-its-limit", "another-run",
     "too-many-logins", "slow-sudo", "one-session-a-connection", "no-login-shell", "sudo-with-password", "requiretty",
-    "fought-over", "job-folder-removed", "not-a-debian",
+    "fought-over", "job-folder-removed", "not-a-debian", "no-room-anywhere", "nothing-executable",
 }  # fmt: skip

@@ -69,6 +69,28 @@ def run_full(world: World) -> Ran:
     return world.run()
 
 
+def _bound(world: World, option: str, *folders: str) -> None:
+    names = " ".join(folders)
+    world.sh(
+        f"for d in {names}; do mkdir -p $d && mount -o bind $d $d && mount -o remount,bind,{option} $d || exit; done"
+    )
+    world.undo(f"umount -l {names}")
+
+
+def no_room_anywhere(world: World) -> Ran:
+    """Nowhere for a shell to put its answers."""
+    _bound(world, "ro", "/run", "/dev/shm", "/tmp")
+    world.sh("! touch /run/x /dev/shm/x /tmp/x 2>/dev/null")
+    return world.run()
+
+
+def nothing_executable(world: World) -> Ran:
+    """As hardening guides want it."""
+    _bound(world, "noexec,nosuid,nodev", paths.STATE, "/run", "/dev/shm", "/tmp", "/var/tmp")
+    world.sh(f"cp /bin/true {paths.STATE}/true && ! {paths.STATE}/true 2>/dev/null")
+    return world.run([slow(1)])
+
+
 def no_audit(world: World) -> Ran:
     world.sh("rm -rf /var/log/runbooks; echo in the way >/var/log/runbooks")
     world.undo("rm -f /var/log/runbooks")
