@@ -83,11 +83,11 @@ class Server:
     def lines(self) -> str:
         return self.log.read_text()
 
-    def wait(self, seconds: float = 10) -> int:
+    def wait(self, seconds: float = 120) -> int:
         return self.process.wait(timeout=seconds)
 
 
-def wait_for(found: Any, what: str, seconds: float = 10) -> None:
+def wait_for(found: Any, what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
