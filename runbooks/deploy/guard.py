@@ -67,7 +67,7 @@ def off(conn: Connection) -> None:
     conn.ask(_OFF)
 
 
-_OFF = f"systemctl stop {UNIT}.timer 2>/dev/null; rm -f {AT_BOOT} {TIMER} {SERVICE} {SCRIPT}"
+_OFF = f"systemctl stop {UNIT}.timer {UNIT}.service 2>/dev/null; rm -f {AT_BOOT} {TIMER} {SERVICE} {SCRIPT}"
 
 
 def script(release: Release, previous: Release) -> str:

@@ -132,8 +132,10 @@ def _killed_in_the_middle(site: Site) -> tuple[str, str]:
 
 
 def _is_back(site: Site, before: str, new: str) -> None:
+    until = time.monotonic() + 90
+    while site.current != before and time.monotonic() < until:
+        time.sleep(0.5)
     with site.client() as client:
-        until = time.monotonic() + 90
         while not client.all_good_from_now(5, 15) and time.monotonic() < until:
             time.sleep(0.2)
         assert client.all_good_from_now(), client.went_wrong[-3:]

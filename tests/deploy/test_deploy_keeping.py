@@ -131,7 +131,7 @@ def test_a_release_that_nobody_confirms_takes_itself_back() -> None:
     guard.on(host.conn, new, old, budget=1800)
     guard.off(host.conn)
     assert "OnActiveSec=2320" in host.asked[0]
-    assert "stop runbooks-fallback.timer" in host.asked[1]
+    assert "stop runbooks-fallback.timer runbooks-fallback.service" in host.asked[1]
     script = guard.script(new, old)
     first, second, *rest = script.splitlines()
     assert first == 'if [ "$(readlink /opt/runbooks/current)" = /opt/runbooks/releases/7 ] &&'
