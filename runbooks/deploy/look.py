@@ -80,7 +80,10 @@ class Host:
         `but`. What was deployed twice counts once."""
         found = [release for release in self.releases if release.verdict == "promoted" and release.number != but]
         found.sort(key=lambda release: (release.number == self.current, release.number), reverse=True)
-        return list({release.content: release for release in reversed(found)}.values())[::-1]
+        best: dict[str, Release] = {}
+        for release in found:
+            best.setdefault(release.content, release)
+        return list(best.values())
 
 
 def look(

@@ -117,6 +117,10 @@ def test_what_there_is_to_go_back_to() -> None:
     assert _host(3, GOOD, two, three).good(4) == [two], "the same again is no other way back"
     older = replace(GOOD, content="f" * 12)
     assert _host(2, older, two, three).good(4) == [two, older]
+    again = replace(older, number=5)
+    assert _host(5, older, two, again).good(6) == [again, two], (
+        "the one that serves comes first, if deployed before too"
+    )
     assert _host(None).good(1) == []
     assert _host(None).next_number == 1
 
