@@ -83,7 +83,16 @@ def test_a_sweep_comes_home_with_all_that_judges_it(
     assert all(point["requests"]["failed"] == 0 and point["server"]["difference"] == 0.0 for point in result.points)
     assert result.folder.name.endswith("-glm5-a-final")
     names = {path.name for path in result.folder.iterdir()}
-    assert names == {"run.json", "hardware.jsonl", "points.json", "provenance.json", "report.md", "report.html", "raw"}
+    assert names == {
+        "run.json",
+        "hardware.jsonl",
+        "points.csv",
+        "points.json",
+        "provenance.json",
+        "report.md",
+        "report.html",
+        "raw",
+    }
     assert recompute(result.folder).differences == ()
     run: dict[str, Any] = json.loads((result.folder / "run.json").read_text())
     assert run["release"]["number"] == 3
