@@ -6,9 +6,9 @@ from invoke.collection import Collection
 from invoke.context import Context
 
 from lab import tasks as lab_tasks
-from runbooks import bench_tasks, host_tasks, monitor_tasks, oncall_tasks, tune_tasks, vm_tasks
 from runbooks.options import CHECK, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
+from runbooks.tasks import bench, hosts, monitor, oncall, tune, vm
 
 
 @command(
@@ -262,28 +262,24 @@ namespace = Collection(
     rollback,
     gateway,
     health,
-    monitor_tasks.watch,
-    oncall_tasks.diagnose,
+    monitor.watch,
+    oncall.diagnose,
     ceiling,
-    tune_tasks.tune,
+    tune.tune,
     results,
-    oncall_tasks.runbook,
-    monitor_tasks.docs,
-    vm_tasks.doctor,
-    host_tasks.status,
-    host_tasks.adopt,
-    host_tasks.unlock,
-    host_tasks.audit,
+    oncall.runbook,
+    monitor.docs,
+    vm.doctor,
+    hosts.status,
+    hosts.adopt,
+    hosts.unlock,
+    hosts.audit,
 )
-namespace.add_collection(Collection("canary", canary, oncall_tasks.install))
-namespace.add_collection(Collection("bench", bench_tasks.sweep, collectives, compare, report, bench_tasks.recompute))
-namespace.add_collection(
-    Collection("jobs", host_tasks.list_jobs, host_tasks.follow_job, host_tasks.job_result, host_tasks.cancel_job)
-)
-namespace.add_collection(
-    Collection("vm", vm_tasks.status, vm_tasks.start, vm_tasks.shutdown, vm_tasks.console, vm_tasks.destroy)
-)
-namespace.add_collection(Collection("monitor", monitor_tasks.install, monitor_tasks.files))
+namespace.add_collection(Collection("canary", canary, oncall.install))
+namespace.add_collection(Collection("bench", bench.sweep, collectives, compare, report, bench.recompute))
+namespace.add_collection(Collection("jobs", hosts.list_jobs, hosts.follow_job, hosts.job_result, hosts.cancel_job))
+namespace.add_collection(Collection("vm", vm.status, vm.start, vm.shutdown, vm.console, vm.destroy))
+namespace.add_collection(Collection("monitor", monitor.install, monitor.files))
 namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
 accept_words(namespace)
 complete_values()

@@ -35,17 +35,12 @@ LEVELS = {
     "provision": 7,
     "monitor": 7,
     "watch": 7,
-    "monitor_tasks": 8,
     "status": 8,
     "adopt": 8,
     "peers": 8,
     "completion": 4,
-    "vm_tasks": 8,
-    "bench_tasks": 8,
-    "oncall_tasks": 8,
-    "host_tasks": 9,
     "tune": 8,
-    "tune_tasks": 9,
+    "tasks": 9,
 }
 
 

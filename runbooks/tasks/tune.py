@@ -1,4 +1,4 @@
-"""`invoke tune`: profiles tried one after the other. `tasks.py` takes it in."""
+"""`invoke tune`: profiles tried one after the other."""
 
 from __future__ import annotations
 

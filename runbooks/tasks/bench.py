@@ -1,4 +1,4 @@
-"""The tasks that measure: `invoke bench`, `invoke bench.recompute`. `tasks.py` takes them in."""
+"""The tasks that measure: `invoke bench`, `invoke bench.recompute`."""
 
 from __future__ import annotations
 

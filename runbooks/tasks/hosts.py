@@ -1,4 +1,4 @@
-"""The tasks that watch over hosts: status, jobs, lock, audit. `tasks.py` takes them in."""
+"""The tasks that watch over hosts: status, jobs, lock, audit."""
 
 from __future__ import annotations
 
