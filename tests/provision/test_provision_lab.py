@@ -105,7 +105,8 @@ def test_a_package_of_the_venv_alone_comes_again(provision: Provision) -> None:
     provision.guest.run("systemctl stop gs-server")
     run = provision()
     assert (run.errors, run.said.steps("changed")) == ([], ["runtime sglang 0.5.23"])
-    (diff,) = (event.data["diff"] for event in run.said.events if event.data.get("state") == "changed")
+    steps = [event for event in run.said.events if event.kind == "step" and event.data.get("state") == "changed"]
+    (diff,) = (event.data["diff"] for event in steps)
     assert diff[0].endswith(" and others gone or changed: flash-attn==2.8.3.post2, torch==2.13.0 again")
     assert provision.guest.run(others).stdout == before
     assert provision.guest.run(f"{provision.runtime}/venv/bin/python -c 'import torch, flash_attn'").returncode == 0
