@@ -18,6 +18,7 @@ from lab.network import Network
 from lab.process import Process
 from runbooks.engine.errors import RunbookError
 
+GOODBYE = 60.0  # seconds that a busy machine may take to end a guest's processes
 BOOT_PATIENCE = 60.0  # seconds until ssh must answer; two are usual, thirty when forty guests boot at once
 Bind = tuple[Path, str]  # a folder of this machine, and where guests see it, read-only
 
@@ -180,11 +181,18 @@ class Guest:
 
     def wait_gone(self) -> None:
         """Return when its last process is gone: its end of the cable goes with it, and so does ours."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + GOODBYE
         while Path(f"/sys/class/net/{self.link}").exists() or not self._control_groups_removed():
             if time.monotonic() > deadline:
-                raise RunbookError("was ended, and processes of it are still there", host=self.name)
+                raise RunbookError(
+                    f"was ended {GOODBYE:.0f} s ago, and this is still there", host=self.name, details=self._remains()
+                )
             time.sleep(0.02)
+
+    def _remains(self) -> list[str]:
+        groups = Path("/sys/fs/cgroup").glob(f"**/{self.machine}/**/cgroup.procs")
+        held = [f"{group.parent}: processes {group.read_text().split()}" for group in groups]
+        return [*held, *(["its end of the cable"] if Path(f"/sys/class/net/{self.link}").exists() else [])]
 
     def _control_groups_removed(self) -> bool:
         """The kernel lets an empty control group go, and no other."""

@@ -110,7 +110,7 @@ def test_a_healthy_server(served: Served) -> None:
     served.start()
     result = served.canary()
     assert (result.verdict, kinds(result)) == ("healthy", set())
-    assert len(result.prompts) == 11
+    assert len(result.prompts) == 12
     assert result.about.startswith("lab stand-in for SGLang, SGLang 0.5.23, KV cache ")
     assert result.settings["decode_backend"] == "flashinfer_sparse_mla"
     before = served.connection.exchanges
