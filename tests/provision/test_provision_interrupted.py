@@ -63,7 +63,7 @@ def test_a_build_that_was_killed_and_one_that_was_rebooted_away(lab: Lab, guest:
 @pytest.fixture
 def from_another_host(lab: Lab, guest: Guest, tmp_path: Path) -> Provision:
     """The model comes over real SSH, from a folder with one large file more; the guest plays both hosts."""
-    Provision(lab, guest)(tags=MODEL)
+    assert Provision(lab, guest)(tags=MODEL | {"runtime"}).errors == []  # the runtime brings the client of the Hub
     guest.run(
         f"mkdir -p /srv/other-host && mv {HERE} {OTHER} && head -c {BIG}M /dev/urandom >{OTHER}/big.bin", timeout=120
     )
