@@ -24,7 +24,8 @@ def delayed(to: tuple[str, int], seconds: float) -> Iterator[int]:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()
 
 
