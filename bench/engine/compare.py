@@ -148,6 +148,7 @@ def far_away(bench: Bench, count: int) -> tuple[dict[str, float], dict[str, floa
     and has one command answered, as we do before the two exchanges of a converged run.
     """
     play, near = Play(), bench.hosts[0]
+    bench.ours([near], play)
     nothing, known = bench.folder / "nothing.sh", bench.folder / "known_hosts_far"
     nothing.write_text("true\n")
     with delayed((near["address"], 22), ROUND_TRIP / 2) as port:
