@@ -76,23 +76,38 @@ sys.stdout.write("\\n" + json.dumps({"arguments": [line(action) for action in pa
 
 def read(version: str, asked: Sequence[Sequence[str]] = ()) -> tuple[list[dict[str, Any]], list[str | None]]:
     """The arguments that a version declares, and what its parser says of each command line (None: it takes it)."""
+    answer = ask(version, _READ, asked, what="the parser of SGLang", environment=ENVIRONMENT, timeout=300)
+    return answer["arguments"], answer["refused"]
+
+
+def ask(
+    version: str,
+    code: str,
+    command_lines: Sequence[Sequence[str]],
+    *,
+    what: str,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> Any:
+    """Run `code` beside a version's sources; it reads the command lines as JSON, and its last line is JSON again.
+
+    `timeout` is in seconds. Raises RunbookError with the last lines of stderr: `what` does not load.
+    """
     engine = prepare(lambda _text: None)
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(source(version))}
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            [str(engine.python), "-c", _READ],
-            input=json.dumps([list(words) for words in asked]),
-            env=environment,
+            [str(engine.python), "-c", code],
+            input=json.dumps([list(words) for words in command_lines]),
+            env={**os.environ, **environment, "PYTHONPATH": str(source(version))},
             cwd=empty,
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=timeout,
         )
     if done.returncode != 0:
-        raise RunbookError(f"the parser of SGLang {version} does not load", details=done.stderr.splitlines()[-4:])
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["arguments"], answer["refused"]
+        raise RunbookError(f"{what} {version} does not load", details=done.stderr.splitlines()[-4:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def source(version: str) -> Path:

@@ -7,17 +7,13 @@ otherwise on a true host. Nothing is computed.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.engine.flags import source
-from lab.engine.prepared import prepare
-from runbooks.engine.errors import RunbookError
+from lab.engine.flags import ask
 
 _CARD = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 _SMI = """#!/bin/sh
@@ -89,24 +85,13 @@ print("\\n" + json.dumps(answers))
 
 def resolve(version: str, command_lines: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """For each: {"resolved": the settings by this version's names} or {"refused": what it said}."""
-    engine = prepare(lambda _text: None)
     with tempfile.TemporaryDirectory() as folder:
         smi = Path(folder) / "nvidia-smi"
         smi.write_text(_SMI)
         smi.chmod(0o755)
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        environment |= {"PYTHONPATH": str(source(version)), "PATH": f"{folder}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            [str(engine.python), "-c", _RESOLVE.replace("NAME", repr(_CARD))],
-            input=json.dumps([list(words) for words in command_lines]),
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
+        environment = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "PATH": f"{folder}:{os.environ['PATH']}"}
+        code = _RESOLVE.replace("NAME", repr(_CARD))
+        answers: list[dict[str, Any]] = ask(
+            version, code, command_lines, what="SGLang", environment=environment, timeout=1200
         )
-    if done.returncode != 0:
-        raise RunbookError(f"SGLang {version} does not load", details=done.stderr.splitlines()[-4:])
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answers

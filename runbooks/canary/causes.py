@@ -24,7 +24,6 @@ BROKEN = (
 )
 GARBAGE = ("word-salad", "loop", "one-character", "one-word", "broken-characters", "wrong-answer")
 SHORT = ("empty", "too-short")
-GONE = ("dropped", "restarted", "refused", "silent")
 
 LONG = ("count-across", "needle-above", "sampled-long")
 PREFIX = ("repeat", "edge")

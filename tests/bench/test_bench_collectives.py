@@ -26,7 +26,8 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
 from runbooks.inventory import load
 from runbooks.inventory.runtimes import runtime_paths
-from tests.bench.test_bench_judge import CEILING, GLM5, Said, verdict
+from tests.bench.test_bench_judge import CEILING, GLM5, verdict
+from tests.recorder import Recorder
 
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parents[2]
@@ -266,7 +267,7 @@ def test_refused_while_a_server_holds_the_gpus(
     held_by = '{"event": "error", "kind": "held", "text": "GPUs are in use: 570, python3"}'
     loaded = host_with_runtime(local, monkeypatch, tmp_path, f"#!/bin/sh\necho '{held_by}'\nexit 3\n")
     with pytest.raises(RunbookError, match="570, python3") as error:
-        between.measure(local, loaded, report=Reporter(Said()), out=tmp_path / "out")
+        between.measure(local, loaded, report=Reporter(Recorder()), out=tmp_path / "out")
     assert "invoke bench.collectives --force" in (error.value.next or "")
 
 
@@ -276,7 +277,7 @@ def test_what_was_measured_stays_for_the_next_sweep_until_the_host_reboots(
     event = json.dumps({"event": "result", "result": two_h200()})
     loaded = host_with_runtime(local, monkeypatch, tmp_path, f"#!/bin/sh\necho '{event}'\n")
     assert between.latest(local) is None
-    said = Said()
+    said = Recorder()
     told = between.measure(local, loaded, report=Reporter(said), out=tmp_path / "out")
     assert between.latest(local) == told
     assert len(list((tmp_path / "out").glob("*-glm5-a-collectives/collectives.json"))) == 1

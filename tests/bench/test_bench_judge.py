@@ -13,7 +13,6 @@ from runbooks.bench.fit import decompose
 from runbooks.bench.measured import Collectives, Timing, Unusable
 from runbooks.bench.validity import Limits, faults
 from runbooks.bench.verdict import Verdict, judge
-from runbooks.engine.report import Event
 from runbooks.inventory.shape import ModelShape
 
 GLM5 = ModelShape(
@@ -196,18 +195,6 @@ def test_limits_by_the_names_of_each_version() -> None:
 
 
 # -- verdict
-
-
-class Said:
-    """A printer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 def timings(seconds: dict[int, float], best: dict[int, float] | None = None) -> Collectives:

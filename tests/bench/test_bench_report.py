@@ -16,20 +16,8 @@ from runbooks.bench.loadgen import rawlog
 from runbooks.bench.report import write
 from runbooks.bench.results import BenchResult
 from runbooks.engine.errors import RunbookError, UsageError
-from runbooks.engine.report import Event, Reporter
-
-
-class Kept:
-    """A printer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
+from runbooks.engine.report import Reporter
+from tests.recorder import Recorder
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +57,7 @@ def test_a_changed_number_and_a_changed_log_are_found(tmp_path: Path) -> None:
     assert "points[1].tok_s" in again.differences
     assert again.changed_logs == (log.name,)
     with pytest.raises(RunbookError, match="does not come out the same"):
-        recompute_run(folder, Reporter(Kept()))
+        recompute_run(folder, Reporter(Recorder()))
 
 
 def test_the_example_says_what_it_is_and_begins_with_the_verdict(example: BenchResult, tmp_path: Path) -> None:
@@ -170,7 +158,7 @@ def test_a_run_without_one_valid_point_still_has_a_report(tmp_path: Path) -> Non
 
 @pytest.mark.served
 def test_report_only_shows_the_table_and_writes_the_page(tmp_path: Path) -> None:
-    kept = Kept()
+    kept = Recorder()
     assert report_only(None, tmp_path / "out", Reporter(kept)) == 0
     assert (tmp_path / "out" / "report.html").exists()
     table = next(event for event in kept.events if event.kind == "table")
@@ -180,10 +168,10 @@ def test_report_only_shows_the_table_and_writes_the_page(tmp_path: Path) -> None
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a results folder"):
-        report_only(tmp_path, tmp_path / "out", Reporter(Kept()))
+        report_only(tmp_path, tmp_path / "out", Reporter(Recorder()))
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UsageError, match=r"run\.json"):
-        recompute_run(tmp_path, Reporter(Kept()))
+        recompute_run(tmp_path, Reporter(Recorder()))
     (tmp_path / "run.json").write_text('{"format": 99}')
     with pytest.raises(UsageError, match="format 99"):
         assess(tmp_path)

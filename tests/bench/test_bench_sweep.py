@@ -15,26 +15,17 @@ import pytest
 from runbooks import paths
 from runbooks.bench import BenchOptions, bench_url, recompute, run_bench
 from runbooks.engine.errors import RunbookError, UsageError
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory import Loaded, load
 from runbooks.inventory.shape import Bench, SecretRef, Server
 from tests.engine.conftest import LocalConnection
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.served
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-bench-secret"
-
-
-class Said:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +63,7 @@ def inventory(port: int, monkeypatch: pytest.MonkeyPatch) -> Loaded:
 def test_a_sweep_comes_home_with_all_that_judges_it(
     host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = Said()
+    said = Recorder()
     loaded = inventory(port, monkeypatch)
     options = BenchOptions(canary=False, self_check=False)
     result = run_bench(host, loaded, "glm5-a", options=options, report=Reporter(said), out=tmp_path / "results")
@@ -111,7 +102,9 @@ def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, mo
         if where == port:
             monkeypatch.setattr("runbooks.bench.sweep.url_of", lambda server: f"http://127.0.0.1:{server.port}/busy")
         with pytest.raises(RunbookError, match=text) as error:
-            run_bench(host, loaded, "glm5-a", options=BenchOptions(), report=Reporter(Said()), out=tmp_path / "results")
+            run_bench(
+                host, loaded, "glm5-a", options=BenchOptions(), report=Reporter(Recorder()), out=tmp_path / "results"
+            )
         assert advice in (error.value.next or "")
     assert not (tmp_path / "results").exists()
 
@@ -119,7 +112,7 @@ def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, mo
 def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNBOOKS_API_KEY", KEY)
     short = BenchOptions(concurrency=(2,), input_len=40, output_len=32, window=0.3, warmup=0.0, repeats=1)
-    said = Said()
+    said = Recorder()
     bench_url(f"http://127.0.0.1:{port}", short, out=str(tmp_path), reporter=Reporter(said))
     folder = next(tmp_path.iterdir())
     point = json.loads((folder / "points.json").read_text())["points"][0]

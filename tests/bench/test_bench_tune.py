@@ -21,7 +21,7 @@ from runbooks.tune import outcome, trials
 from runbooks.tune.predict import predict
 from runbooks.tune.record import Record, Trial, unfinished
 from tests.bench.played import Played, reading
-from tests.bench.test_bench_judge import Said
+from tests.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ class Site:
         self.serves, self.deployed, self.back = "final", [], []  # type: ignore[var-annotated]
         self.slow = {"final": 1.0, "good": 0.8}
         self.sweeps = 0
-        self.said = Said()
+        self.said = Recorder()
         self.out = tmp_path
         monkeypatch.setattr(trials, "deploy", self.deploy)
         monkeypatch.setattr(trials, "run_bench", self.bench)

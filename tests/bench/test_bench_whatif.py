@@ -17,7 +17,7 @@ from runbooks.bench.whatif import show, tables
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Reporter
 from runbooks.inventory import load
-from tests.bench.test_bench_judge import Said
+from tests.recorder import Recorder
 
 FLOORS = [3.1, 4.0, 5.8, 9.0, 14.3, 22.0, 30.2]
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_every_option_of_the_story_has_a_prediction(told: dict[str, Any]) -> Non
     assert 0.9 < options["expert parallelism"][1] < 1.13
     assert options["peer-to-peer off"][0] < 1
     assert options["links of no cost"][1] < 1.5
-    said = Said()
+    said = Recorder()
     show(told, Reporter(said))
     assert [event.kind for event in said.events].count("table") == 4
 
@@ -124,10 +124,10 @@ def test_results_are_listed_and_compared_by_the_commands(tmp_path: Path) -> None
     changed(tmp_path, "one", lambda run: None)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "points.json").write_text("{")
-    said = Said()
+    said = Recorder()
     assert list_results(str(tmp_path), Reporter(said)) == 0
     rows = next(event for event in said.events if event.kind == "table").data["rows"]
     assert [row[0] for row in rows] == ["one", "broken"]
     assert rows[0][2] == "7 of 7"
-    assert compare_runs(str(tmp_path / "one"), str(tmp_path / "one"), Reporter(Said())) == 0
-    assert list_results(str(tmp_path / "nothing"), Reporter(Said())) == 0
+    assert compare_runs(str(tmp_path / "one"), str(tmp_path / "one"), Reporter(Recorder())) == 0
+    assert list_results(str(tmp_path / "nothing"), Reporter(Recorder())) == 0

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.canary.loopback import Loopback
 
 Body = dict[str, Any]
 Http = tuple[int, str, str]  # status, content type, body
@@ -140,7 +142,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 @dataclass
-class Engine:
+class Engine(Loopback):
     """A server of one shape. `models`: what /v1/models lists; `slots`: requests at once, the others wait; `health`: the
     status of /health. `pages` are answers to GET, by path."""
 
@@ -182,18 +184,5 @@ class Engine:
                 with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked may have lost patience
                     self.wfile.write(raw)
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.listen(Handler)
         return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.canary.loopback import Loopback
 
 STORY = (
     "The keeper of the old light walked to the harbour before dawn, and the wind had not yet taken the letter that lay "
@@ -61,7 +63,7 @@ Answer = Callable[[Asked], str | None]  # None: the connection is dropped withou
 
 
 @dataclass
-class Scripted:
+class Scripted(Loopback):
     """Use as a context manager. `status` is what /health says; `metrics` the text of /metrics (empty: 404)."""
 
     answer: Answer = healthy
@@ -79,17 +81,8 @@ class Scripted:
         class Handler(_Handler):
             script = outer
 
-        self.server = _Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.listen(Handler)
         return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def take(self, body: dict[str, Any], key: str) -> Asked:
         text = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
@@ -109,11 +102,6 @@ class Scripted:
             )
             self.seen.append(asked)
         return asked
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # a burst of 72 must not be refused by the listening socket
 
 
 class _Handler(BaseHTTPRequestHandler):

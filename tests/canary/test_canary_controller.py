@@ -17,10 +17,11 @@ from runbooks.canary.hosts import tell
 from runbooks.canary.run import PAGES, CanaryResult, Finding, _Reader, _script
 from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.errors import UsageError
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.inventory.shape import Model, ModelShape, Server
 from tests.canary.scripted_server import Scripted
+from tests.recorder import Recorder
 
 SHAPE = ModelShape(
     hidden=6144,
@@ -34,16 +35,6 @@ SHAPE = ModelShape(
     kv_bytes_per_token=100_152,
 )
 MODEL = Model(source="hf:nvidia/GLM-5-NVFP4", path="/srv/glm-5", served_name="glm 5", size_gb=440, shape=SHAPE)
-
-
-class Said:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 def fault(kind: str, prompt: str, grade: str = "nan") -> Finding:
@@ -75,7 +66,7 @@ def _tiny() -> ModelShape:
 def test_the_probe_runs_as_a_zipapp_and_its_lines_are_read(tmp_path: Path) -> None:
     artefact = tmp_path / "probe.pyz"
     artefact.write_bytes(build_zipapp("runbooks.canary.probe", "cli:main"))
-    said = Said()
+    said = Recorder()
     reader = _Reader(Reporter(said), "glm5-a")
     with Scripted(lambda asked: "2+2 equals 4.!.!.!") as server:
         command = [sys.executable, "-I", str(artefact), "--url", server.url, "--model", "glm-5"]
@@ -186,7 +177,7 @@ def test_what_is_no_nan_has_its_own_cause(kind: str) -> None:
 
 def test_watching_says_a_line_a_run_and_the_whole_story_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter(["healthy", "healthy", "nan", "nan", "healthy"])
-    said = Said()
+    said = Recorder()
 
     def once() -> tuple[bool, dict[str, CanaryResult]]:
         verdict: Any = next(verdicts, None)

@@ -8,7 +8,7 @@ import json
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from lab.lab import Lab
 from lab.standins import models
 from lab.standins.sglang import stage
 from runbooks.canary import CanaryResult, install, run_canary
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
 from runbooks.health import HealthResult, check
 from runbooks.session import Session
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.lab
 
@@ -32,16 +33,6 @@ Environment=PYTHONPATH=/opt/sim PYTHONDONTWRITEBYTECODE=1
 ExecStart=/usr/bin/python3 -m sglang.launch_server --model-path /opt/sim/{model} --served-model-name {name} \\
   --host 127.0.0.1 --port {port} --tp-size 8 --quantization modelopt_fp4 --enable-metrics --reasoning-parser glm45
 """
-
-
-@dataclass
-class Said:
-    events: list[Event] = field(default_factory=list)
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -83,7 +74,7 @@ def served(lab: Lab, guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> 
     model = models.write(folder / "models").relative_to(folder)
     guest.run("mkdir -p /opt/sim && base64 -d | tar xz -C /opt/sim", stdin=packed(folder))
     session = Session.open(inventory=str(lab.inventory), hosts=[guest.name])
-    session.report = Reporter(Said())
+    session.report = Reporter(Recorder())
     inventory = session.loaded.inventory
     name = session.loaded.model_for(guest.name).served_name
     guest.write("/etc/systemd/system/sglang.service", UNIT.format(model=model, name=name, port=inventory.server.port))

@@ -15,7 +15,7 @@ from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
-from tests.engine.recorder import Recorder
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.served
 

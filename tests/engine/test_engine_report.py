@@ -21,7 +21,7 @@ from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Printer, Reporter, local_time
 from runbooks.engine.shell import Answer
 from runbooks.engine.transport import Connection, Target
-from tests.engine.recorder import Recorder
+from tests.recorder import Recorder
 
 
 def test_moments_read_alike_wherever_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:

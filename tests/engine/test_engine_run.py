@@ -17,7 +17,7 @@ from runbooks.engine.report import Reporter
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote, shell
 from runbooks.engine.transport import Connection
-from tests.engine.recorder import Recorder
+from tests.recorder import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)

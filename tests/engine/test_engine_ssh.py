@@ -20,7 +20,7 @@ from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
-from tests.engine.recorder import Recorder
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.lab
 

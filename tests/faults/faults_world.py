@@ -19,7 +19,7 @@ from runbooks.engine.transport import Connection, Target
 from runbooks.steps.build import Command
 from runbooks.steps.files import Directory, File, Line
 from runbooks.steps.services import Unit, User
-from tests.engine.recorder import Recorder
+from tests.recorder import Recorder
 
 ROOT = "/etc/faults"
 UNIT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lab.guest import Guest
 from lab.lab import Lab
 from runbooks.engine.facts import Facts
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.step import Stage, Step
 from runbooks.inventory import load
 from runbooks.inventory.runtimes import runtime_path
 from runbooks.provision import stages
 from runbooks.session import Session
+from tests.recorder import Recorder
 
 
-@dataclass
-class Said:
-    """A printer that keeps the events."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
-
+class Said(Recorder):
     def steps(self, state: str) -> list[str]:
         return [event.text for event in self.events if event.kind == "step" and event.data["state"] == state]
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .drift import kept
+
 VERDICTS = ("healthy", "degraded", "nan", "dead")
 
 _HELP = {
@@ -28,7 +30,7 @@ _HELP = {
 def remember(path: Path, verdict: Mapping[str, Any], now: float | None = None) -> dict[str, Any]:
     """Add a run to the state file, and return the new state. A state that cannot be read begins anew."""
     now = time.time() if now is None else now
-    state = _read(path)
+    state = dict(kept(path))
     said = str(verdict["verdict"])
     runs = dict(state.get("runs") or {})
     runs[said] = runs.get(said, 0) + 1
@@ -83,11 +85,3 @@ def _family(name: str, samples: Sequence[tuple[str, float]]) -> str:
 
 def _labels(**labels: str) -> str:
     return "{" + ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items()) + "}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
