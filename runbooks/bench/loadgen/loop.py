@@ -24,6 +24,7 @@ from .wire import Target, head_of
 
 READ = 16384  # bytes of one read, a hundred chunks; what is left comes with the next turn
 PAUSE = 0.0003  # s after a turn: a step's burst is read in a few turns, at half the CPU; it counts as lateness
+PAUSE_FROM = 32  # streams of a process: for fewer there is little to save, and a busy machine sleeps ms too long
 TICK = 0.02  # s that a turn waits at most
 RETRY = 0.5  # s: a server that refuses is asked twice a second, not in a tight loop
 MOST = 4096  # streams of one process in an open loop; beyond, requests wait for one, on their intended clock
@@ -100,7 +101,7 @@ class Worker:
         phase = 0
         housekeeping = 0.0
         wait, clock = self.poller.wait, time.perf_counter_ns
-        pause = PAUSE if len(self.streams) > 1 or self.plan.arrivals is not None else 0.0
+        pause = PAUSE if len(self.streams) >= PAUSE_FROM or self.plan.arrivals is not None else 0.0
         while True:
             if self.board.phase != phase:
                 phase = self.board.phase
