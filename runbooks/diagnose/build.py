@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from runbooks.diagnose.signature import Signature
 
-_PIP = r"pip|wheel|requirements|setup\.py"
+_ERROR = r"(?:error|Fehler|erreur|错误|ошибка)"  # as compilers say it in other languages
+_MODULE = r"scripts/Makefile\.(?:build|mod\w+)|DKMS make\.log"  # of Linux' own build, which modules use
+_NVIDIA_SOURCE = r"(?:/var/lib/dkms/nvidia\S*|\bnvidia(?:-\w+)?/[\w-]+|\bcommon/inc/\S+)\.[ch]"
 
 
 def apt() -> tuple[Signature, ...]:
     return (
         Signature(
+            "kernel-compiler",
+            r"\b(?:gcc|cc|clang)(?:-\d+)?: error: unrecognized command-line option",
+            "the kernel was built by a newer C compiler than the one that is installed here",
+            "the compiler that the line 'The kernel was built by' of make.log names: apt-get install gcc-VERSION",
+            "driver-mismatch",
+            "pop-os/pop #3117; NVIDIA/open-gpu-kernel-modules PR 951",
+            rank=0,
+            where="any",
+            needs=_MODULE,
+        ),
+        Signature(
             "dkms-build",
             r"Bad return status for module build|dkms.*\(--configure\)|dkms.*returned error exit status"
             r"|Consult /var/lib/dkms|kernel headers for .* (?:cannot|could not) be found"
-            r"|dkms.*(?:build|autoinstall).*fail|DKMS module .* failed|module_symvers_sanity_check|dkms apport",
+            r"|dkms.*(?:build|autoinstall).*fail|DKMS module .* failed|module_symvers_sanity_check|dkms apport"
+            r"|Failed to run .*\bdkms\b|kernel module through DKMS|Could not locate dkms\.conf"
+            r"|modules?[^/]*\(bad exit status: \d|^\.+\(bad exit status: \d"
+            rf"|{_MODULE}.*\.k?o\] {_ERROR} \d|{_NVIDIA_SOURCE}:\d+(?::\d+)?: (?:fatal )?{_ERROR}"
+            r"|step: .Building kernel modules|Unable to find the kernel source tree",
             "the driver's module does not build for this kernel",
             "the headers of the running kernel, or a newer driver: invoke provision --tags driver",
             "driver-mismatch",
-            "pop-os/pop #3811; linux-surface #1909",
+            "pop-os/pop #3811; linux-surface #1884, #1909; NVIDIA/open-gpu-kernel-modules #840, #1112",
             rank=1,
             where="any",
         ),
@@ -25,7 +42,7 @@ def apt() -> tuple[Signature, ...]:
             "apt-held",
             r"held broken packages|[Hh]eld packages were changed|have unmet dependencies|E: Unmet dependencies"
             r"|caused by held packages"
-            r"|but \S+ is to be installed"
+            r"|but \S+ is to be installed|but it is not (?:going to be installed|installable)"
             r"|trying to overwrite .*which is also in package",
             "packages of two repositories or branches exclude each other",
             "invoke provision --tags driver --check --diff shows the pins",
@@ -35,12 +52,22 @@ def apt() -> tuple[Signature, ...]:
         ),
         Signature(
             "apt-lock",
-            r"Could not get lock /var/|Unable to (?:acquire the dpkg frontend )?lock|Waiting for cache lock",
+            r"(?<!cache lock: )Could not get lock /var/|Unable to (?:acquire the dpkg frontend )?lock",
             "another process installs packages",
             "wait until it is done, then the same command again",
             "deploy-failed",
             "Azure/aks-engine PR 1538; xnvme #634; FogROS2 #20",
             rank=1,
+        ),
+        Signature(
+            "apt-waits",
+            r"^Waiting for cache lock",
+            "it waits for another process that installs packages, which the line names",
+            "wait, or look at that process: ps -fp PID",
+            "deploy-failed",
+            "apt(8), DPkg::Lock::Timeout",
+            rank=6,
+            last=True,
         ),
         Signature(
             "dpkg-interrupted",
@@ -53,7 +80,7 @@ def apt() -> tuple[Signature, ...]:
         ),
         Signature(
             "apt-signature",
-            r"NO_PUBKEY|EXPKEYSIG|signatures (?:couldn't be verified|were invalid)|is not signed\b"
+            r"NO_PUBKEY|EXPKEYSIG|signatures (?:couldn't be verified|were invalid)|is (?:not|no longer) signed\b"
             r"|repository .* (?:no longer has|does not have) a Release file|Hash Sum mismatch|File has unexpected size",
             "apt does not trust what the repository sent, or the mirror is in the middle of an update",
             "a mirror: again in some minutes; a key: invoke provision --tags driver writes it anew",
@@ -62,8 +89,19 @@ def apt() -> tuple[Signature, ...]:
             rank=2,
         ),
         Signature(
+            "apt-sources",
+            r"Conflicting values set for option Signed-By|list of sources could not be read"
+            r"|Malformed (?:entry|line|stanza) \d",
+            "a repository stands twice among apt's sources, with different keys, or an entry cannot be read",
+            "invoke provision --tags driver sets a second entry of NVIDIA's aside; others: the file that apt names",
+            "driver-mismatch",
+            "NVIDIA/libnvidia-container #194; NVIDIA/cuda-repo-management #4",
+            rank=1,
+        ),
+        Signature(
             "package-broken",
-            r"Sub-process /usr/bin/dpkg returned an error|dpkg: error processing|subprocess returned error exit status",
+            r"Sub-process /usr/bin/dpkg returned an error|dpkg: error processing|subprocess returned error exit status"
+            r"|dependency problems (?:prevent configuration|- leaving unconfigured)|Package \S+ is not configured yet",
             "a package could not be set up; the first error above names it",
             "/var/log/apt/term.log on the host; then invoke provision, which finishes what dpkg began",
             "deploy-failed",
@@ -98,7 +136,8 @@ def pip() -> tuple[Signature, ...]:
             "nvcc-killed",
             r"nvcc.*(?:Segmentation fault|Killed)|(?:Segmentation fault|Killed).*\bnvcc|(?:cicc|ptxas).*(?:Killed|died)"
             r"|fatal error: Killed signal"
-            r"|cc1plus: out of memory|internal compiler error|died due to signal|nvcc error",
+            r"|cc1plus: out of memory|internal compiler error|died due to signal|nvcc error"
+            r"|\bmake\S*: \*\*\* .*Error 137\b|FAILED: \[code=137\]",
             "the CUDA compiler was killed, or crashed: too many jobs for the memory, or a CUDA version with a bug",
             "flash_attn.max_jobs in the inventory",
             "flash-attn-build",
@@ -127,8 +166,8 @@ def pip() -> tuple[Signature, ...]:
         ),
         Signature(
             "build-failed",
-            r"ninja: build stopped|Failed building wheel for|Could not build wheels for|Ninja build failed"
-            r"|Failed to build \S+ wheels"
+            r"ninja: build stopped|nvcc fatal|Failed building wheel for|Could not build wheels for|Ninja build failed"
+            r"|Failed to build \S+ wheels|Failed to build .\S+(?:==| @ )|build backend returned an error"
             r"|Command .{0,4}'ninja.*non-zero|mismatches the version that was used to compile|FAILED: .*\.(?:o|so)\b"
             r"|command '.*(?:ninja|gcc|nvcc|g\+\+)' failed",
             "a build from source failed; the first error stands above this line",

@@ -42,7 +42,8 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "gpu-firmware",
             r"WPR2 (?:already up|latched)|GSP.*(?:heartbeat|RPC response|timed? ?out|not responding)"
-            r"|GSP.*(?:boot|init\w*) failed|RPC response from GPU\d* GSP|\bGSP Timeout\b|GSP-CrashCat",
+            r"|GSP.*(?:boot|init\w*) failed|RPC response from GPU\d* GSP|\bGSP Timeout\b|GSP-CrashCat"
+            r"|failed to wait for GFW_BOOT",
             "a card's firmware (GSP) hangs; a warm reboot keeps it that way",
             "power the node off and on; open kernel modules only",
             "gpu-lost",
@@ -122,7 +123,8 @@ def driver() -> tuple[Signature, ...]:
         ),
         Signature(
             "driver-does-not-start",
-            r"RmInitAdapter failed|rm_init_adapter failed|NVIDIA probe routine failed"
+            r"RmInitAdapter failed|rm_init_adapter failed|NVIDIA probe routine failed|annot initialize GSP"
+            r"|firmware/nvidia/\S+ failed with error|Direct firmware load for nvidia/\S+ failed"
             r"|None of the NVIDIA [\w ]+ were initialized",
             "the driver does not start a card: the closed modules, a small PCI window, or a card that hangs",
             "modinfo -F license nvidia (open: Dual MIT/GPL); then invoke health",
@@ -181,7 +183,7 @@ def driver() -> tuple[Signature, ...]:
             r"|nvidia-persistenced.*Failed to query NVIDIA devices"
             r"|nvidia.*disagrees about version of symbol|nvidia-smi: (?:command )?not found|libcuda\.so.*cannot open"
             r"|CUDA driver initialization failed|nvidia.*version magic|could not insert 'nvidia\w*': (?:No such|Exec"
-            r"|Inval|Unknown)",
+            r"|Inval|Unknown|Function not|Oper)",
             "the driver's module is not loaded, or not there for the kernel that runs",
             "invoke provision --tags driver (reboots when it has to)",
             "driver-mismatch",

@@ -39,9 +39,9 @@ HARMLESS = (
     r"PCIe link .*(?:limited by|capable of)|available PCIe bandwidth",  # inside a VM the link's speed is cosmetic
     r"\b0 errors?\b|\bno errors?\b|errors?: 0\b|failed: 0\b|0 failed\b|without errors?",
     r"Selecting previously unselected|^Get:\d|^Unpacking |^Setting up |^Preparing to unpack|^Collecting "
-    r"|^Requirement already|^Downloading ",  # package names such as liberror-perl
+    r"|^Requirement already|^Downloading (?!.*\bfail)",  # package names such as liberror-perl
     r"HTTP/\d\.\d\"? (?:[1-4]\d\d|503)\b.*$(?<!\})",  # an access line: a client's mistake, or a probe while it starts
-    r"nvcc warning|ptxas info|: warning:|warning #\d+-D",
+    r"nvcc warning|ptxas info|: warning:|^warning: |warning #\d+-D",
     r"\bsshd(?:-session)?\[\d+\]: ",  # what strangers try at the door
     r"Setup Custom allreduce failed .*To silence this warning",  # it goes on with NCCL
     r"destroy_process_group\(\) was not called",

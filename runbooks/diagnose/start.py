@@ -134,7 +134,8 @@ def kernels() -> tuple[Signature, ...]:
         ),
         Signature(
             "old-compiler",
-            r"ptxas fatal|nvcc fatal|PTX was compiled with an unsupported toolchain|Unsupported gpu architecture"
+            r"ptxas fatal|nvcc fatal\s*: (?:Un|Value)|PTX was compiled with an unsupported toolchain"
+            r"|Unsupported gpu architecture"
             r"|Value 'sm_\d+\w?' is not defined"
             r"|requires CUDA (?:version )?>= ?1[23]|CUDA (?:toolkit )?1[23]\.\d or (?:newer|later) is required"
             r"|No supported CUDA architectures found|FlashInfer requires GPUs with",
@@ -245,6 +246,7 @@ def runtime() -> tuple[Signature, ...]:
         Signature(
             "module-missing",
             r"ModuleNotFoundError: No module named|python[\d.]*: No module named|undefined symbol: ?(?:_Z|cu)"
+            r"|ImportError: Please install "
             r"|version `GLIBC\w*_[\d.]+' not found"
             r"|ImportError: (?!.*circular).*(?:\.so|cannot import name|DLL)"
             r"|error while loading shared libraries|cannot open shared object file|Could not load any common_ops"

@@ -60,6 +60,13 @@ APT = (
         "linux-surface #1909; dkms(8)",
     ),
     Failure(
+        "kernel compiler",
+        r"error: unrecognized command-line option",
+        "the kernel was built by a newer C compiler than the one that is installed: make.log names it in its line "
+        "'The kernel was built by'; install that gcc, then the same command again",
+        "pop-os/pop #3117; open-gpu-kernel-modules PR 951",
+    ),
+    Failure(
         "dkms build",
         r"Bad return status for module build|Consult /var/lib/dkms|nvidia-(kernel-open-)?dkms.*\(--configure\)"
         r"|dkms.*returned error exit status 10",
@@ -344,7 +351,7 @@ rb_why() {{
   awk '/^::rb:: begin /{{n=0}} {{l[n++]=$0}} END{{for(i=(n>400?n-400:0);i<n;i++)print l[i]}}' "$JOB/log" >"$JOB/end"
   make_log=$(grep -oE '/var/lib/dkms/[^ ]*/make\\.log' "$JOB/end" | tail -n 1)
   [ -z "$make_log" ] || grep -E ' error: |fatal error|No rule to make|[*]{{3}} .*Error' "$make_log" |
-    head -n 3 | cut -c 1-300 | sed 's/^/make.log: /'
+    head -n 3 | cut -c 1-300 | sed 's/^/make.log: /' | tee -a "$JOB/end"
   rb_if() {{ if grep -qiE -- "$1" "$JOB/end"; then printf 'why: %s\\n' "$2"; exit "$rb_rc"; fi; }}
   {causes}
   exit "$rb_rc"

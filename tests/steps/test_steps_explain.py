@@ -20,6 +20,9 @@ CASES = [
      "Consult /var/lib/dkms/nvidia/580.119.02/build/make.log for more information.\n"
      "dpkg: error processing package nvidia-dkms-580-open (--configure):\n installed nvidia-dkms-580-open package "
      "post-installation script subprocess returned error exit status 10"),
+    ("apt", "kernel compiler", "Error! Bad return status for module build on kernel: 6.4.6-76060406-generic (x86_64)\n"
+     "Consult /var/lib/dkms/nvidia/535.98/build/make.log for more information.\n"
+     "make.log: gcc: error: unrecognized command-line option ‘-ftrivial-auto-var-init=zero’"),
     ("apt", "kernel headers", "Error! Your kernel headers for kernel 6.8.0-63-generic cannot be found.\nPlease install the "
      "linux-headers-6.8.0-63-generic package or use the --kernelsourcedir option to tell DKMS where it's located."),
     ("apt", "module rejected", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),
