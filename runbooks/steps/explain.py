@@ -68,7 +68,8 @@ APT = (
     ),
     Failure(
         "dkms build",
-        r"Bad return status for module build|Consult /var/lib/dkms|nvidia-(kernel-open-)?dkms.*\(--configure\)"
+        r"Bad return status for module build|Could not locate dkms\.conf"
+        r"|Consult /var/lib/dkms|nvidia-(kernel-open-)?dkms.*\(--configure\)"
         r"|dkms.*returned error exit status 10",
         "the driver's module does not compile for this kernel: a kernel that is newer than the driver, most often; "
         "take a newer driver.version, or boot the previous kernel",
@@ -100,7 +101,8 @@ APT = (
     ),
     Failure(
         "apt lock",
-        r"Could not get lock /var/(lib|cache)/(dpkg|apt)|Unable to (acquire the dpkg frontend lock|lock directory)",
+        r"(E|Error): (Could not get lock /var/(lib|cache)/(dpkg|apt)"
+        r"|Unable to (acquire the dpkg frontend lock|lock dir))",
         "another process holds apt's lock, and did not let go in a quarter of an hour: the line above names it; "
         "on a fresh cloud image it is unattended-upgrades: wait for it, then the same command again",
         "FogROS2 #20; servo/ci-runners #57; Azure/aks-engine PR 1538; xnvme #634",
@@ -128,7 +130,8 @@ APT = (
     ),
     Failure(
         "repository key",
-        r"NO_PUBKEY|EXPKEYSIG|KEYEXPIRED|is not signed|signatures (couldn't|were invalid)|invalid signature",
+        r"NO_PUBKEY|EXPKEYSIG|KEYEXPIRED|is (not|no longer) signed|signatures (couldn't|were invalid)"
+        r"|invalid signature",
         "the repository is signed by another key than the one that is installed, or by none: key_url and key_sha256",
         "apt-secure(8)",
     ),
@@ -252,7 +255,8 @@ PIP = (
     ),
     Failure(
         "pins exclude each other",
-        r"ResolutionImpossible|conflicting dependencies|No solution found when resolving",
+        r"ResolutionImpossible|conflicting dependencies|No solution found when resolving"
+        r"|requirements are unsatisfiable",
         "the pins exclude each other: a package of the list asks for another version of a second one; "
         "what SGLang pins too old goes in `overrides`",
         "sglang #19408",
