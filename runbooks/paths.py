@@ -19,6 +19,7 @@ WHEELS = f"{STATE}/wheels"  # built wheels, keyed by everything that decides the
 PEERS = f"{STATE}/p2p-verdict"  # of a VM: its grant of peer-to-peer stands, and what the ladder found of it
 
 LOCK = "/run/runbooks.lock"
+SWITCHING = "/run/runbooks-switching"  # flock: who may change which release is current, at this moment
 AUDIT = "/var/log/runbooks/audit.jsonl"
 
 UNIT = "/etc/systemd/system/sglang.service"

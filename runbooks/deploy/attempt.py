@@ -89,7 +89,8 @@ class Attempt:
     loaded: Loaded
     report: Reporter
     key: Secret | None
-    full_canary: bool = True
+    full_canary: bool
+    hold: Callable[[Connection], object]  # takes the host's lock again, which a reboot clears
 
     @property
     def head(self) -> Node:
@@ -113,6 +114,8 @@ class Attempt:
             start = self._start()
             observed = self._read_back(start)
             self._canary("gate")
+            for node in self.nodes:
+                guard.settle(node.conn, node.release)
             for node in self.nodes:
                 facts = {"judged": now(), "ready_seconds": round(start.seconds, 1)}
                 node.release = releases.judge(node.conn, node.release, "promoted", **facts)
@@ -229,9 +232,13 @@ class Attempt:
             if isinstance(error, Unreachable):
                 self._reach()
             for node in self.nodes:
+                self.hold(node.conn)
+            for node in self.nodes:
                 self._try(partial(self._condemn, node, error))
             saved = self._try(lambda: evidence.save(self.head.conn, release, error, self.report))
             end = self._bring_back(error)
+        except lock.Busy as busy:
+            end = f"the host was taken by another run meanwhile, and is left to that: {'; '.join(busy.details)}"
         except Unreachable as lost:
             end = f"and the host was lost before the release before could be brought back: {lost.message}"
             end += f"; it goes back by itself: when it restarts, or {self.minutes:.0f} min after the start"

@@ -33,6 +33,8 @@ def start_again(placed: Sequence[Placed], *, budget: float, report: Reporter, ki
     if key:
         report.hide(key)
     report.note(f"bringing back release {release.number}", host=conn.name)
+    for one, _ in placed:
+        guard.settle(one)
     before = [invocation(one) for one, _ in placed]
     for one, theirs in placed:
         releases.switch(one, theirs)

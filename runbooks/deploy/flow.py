@@ -13,10 +13,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from runbooks import paths
-from runbooks.deploy import gate, releases, software
+from runbooks.deploy import gate, guard, releases, software
 from runbooks.deploy.attempt import Attempt, Node
 from runbooks.deploy.back import answers, running, speaks_sense
 from runbooks.deploy.look import Host, check, look, need_runtime
@@ -92,9 +93,7 @@ def deploy(
         report.hide(key)
     places = [_place(loaded, conns, rank) for rank in range(len(conns))]
     nodes = [node_of(*one, loaded, profile, key, report) for one in zip(conns, places, strict=True)]
-    number = max(node.found.next_number for node in nodes)
-    for node in nodes:
-        node.number(number)
+    _number(nodes)
     head = nodes[0]
     name = head.conn.name
     if (served := _already(nodes, key)) is not None and (check_only or _sane(loaded, head, key, report)):
@@ -118,8 +117,10 @@ def deploy(
         run = secrets.token_hex(8)
         for node in nodes:
             held.enter_context(lock.held(node.conn, run, f"deploy --profile {profile}"))
+        _look_again(loaded, nodes, key, report)
         held.enter_context(out_of_traffic(head.conn, replica, alone=alone))
-        made = Attempt(nodes, loaded, report, key, full_canary).run()
+        hold = partial(lock.take, run=run, what=f"deploy --profile {profile}")
+        made = Attempt(nodes, loaded, report, key, full_canary, hold).run()
     seconds = made.release.ready_seconds or 0.0
     return DeployResult(name, profile, "promoted", made.release.number, seconds, made.observed)
 
@@ -139,15 +140,39 @@ def node_of(
     launch = build(inventory, profile, model=model, runtime=spec, place=place)
     for note in (*launch.notes, *need_memory(inventory, model, launch.args, name)):
         report.note(note, host=name, level="warning")
-    found = look(
+    found = _look(loaded, conn, key)
+    return Node(conn, plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, name)), found)
+
+
+def _look(loaded: Loaded, conn: Connection, key: Secret | None) -> Host:
+    inventory = loaded.inventory
+    return look(
         conn,
-        runtimes=runtime_paths(spec, inventory.flash_attn),
-        model_path=model.path,
+        runtimes=runtime_paths(loaded.runtime_for(conn.name), inventory.flash_attn),
+        model_path=loaded.model_for(conn.name).path,
         user=inventory.server.user,
         port=inventory.server.port,
         key=key,
     )
-    return Node(conn, plan(inventory, launch, model=model, runtime=need_runtime(found, spec.sglang, name)), found)
+
+
+def _number(nodes: Sequence[Node]) -> None:
+    """The same number on all hosts of a server."""
+    number = max(node.found.next_number for node in nodes)
+    for node in nodes:
+        node.number(number)
+
+
+def _look_again(loaded: Loaded, nodes: Sequence[Node], key: Secret | None, report: Reporter) -> None:
+    """Under the lock: while this looked and asked, another run may have ended, or the host have gone back by itself."""
+    for node in nodes:
+        guard.settle(node.conn)
+        before, node.found = node.found, _look(loaded, node.conn, key)
+        if node.found.current != before.current:
+            text = f"release {node.found.current} became current meanwhile"
+            report.note(text, host=node.conn.name, level="warning")
+        check(node.found, node.new, node.conn.name)
+    _number(nodes)
 
 
 def need_memory(inventory: Inventory, model: Model, args: Mapping[str, Value], host: str) -> list[str]:

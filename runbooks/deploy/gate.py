@@ -30,11 +30,12 @@ COMES_BACK = 600.0  # seconds that a lost host gets: one with eight cards and 76
 STOPS = 130.0  # seconds that the server before has to end, beside the budget: a busy one takes TimeoutStopSec, 120
 NO_START = 30.0  # seconds after which a unit that is down and was not started again counts as dead
 
-# Only what belongs to this start: the old server's last words are no symptom of the new one.
+# Only what belongs to this start: the old server's last words are no symptom of the new one. While systemd still has a
+# job for the unit, what runs is not what was asked for: a crash or the host itself may have started the old one again.
 _FOLLOW = """\
 echo '{mark}boot'; cat /proc/sys/kernel/random/boot_id
-echo '{mark}unit'; systemctl show -p {shown} {unit}
-id={invocation}; [ -n "$id" ] || id=$(systemctl show -p InvocationID --value {unit})
+echo '{mark}unit'; u=$(systemctl show -p {shown} {unit}); echo "$u"
+id={invocation}; [ -n "$id" ] || echo "$u" | grep -q '^Job=[1-9]' || id=$(echo "$u" | sed -n 's/^InvocationID=//p')
 echo '{mark}journal'
 [ -z "$id" ] || [ "$id" = '{before}' ] ||
   journalctl _SYSTEMD_INVOCATION_ID=$id + INVOCATION_ID=$id {after} -o cat --all --no-pager --show-cursor -n 2000
@@ -89,11 +90,16 @@ class Start:
     portless: bool = False
 
     @property
+    def awaited(self) -> bool:
+        """Whether systemd has not yet done what it was asked for."""
+        return self.unit.get("Job", "") not in ("", "0")
+
+    @property
     def died(self) -> bool:
         """Dead, or dead and coming again: a restart of systemd's is a death too."""
         if not self.invocation:
             down = self.unit.get("ActiveState") in ("failed", "inactive")
-            return down and self.seconds > NO_START
+            return down and not self.awaited and self.seconds > NO_START
         ended = self.unit.get("ActiveState") == "failed" or self.unit.get("SubState") in ("auto-restart", "dead")
         return self.portless or ended or self.unit.get("InvocationID") != self.invocation
 
@@ -228,7 +234,7 @@ def _follow(conn: Connection, start: Start) -> None:
     start.boot = start.boot or boot
     start.unit = dict(line.partition("=")[::2] for line in parts.get("unit", "").splitlines())
     now = start.unit.get("InvocationID", "")
-    if not start.invocation and now not in ("", start.before):
+    if not start.invocation and not start.awaited and now not in ("", start.before):
         start.invocation = now
     for line in parts.get("journal", "").splitlines():
         if line.startswith("-- cursor: "):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from runbooks import paths
-from runbooks.deploy import releases, software
+from runbooks.deploy import guard, releases, software
 from runbooks.deploy.attempt import now
 from runbooks.deploy.back import Placed, at, prove, start_again
 from runbooks.deploy.flow import DeployResult, agree, deploy, out_of_traffic
@@ -112,10 +112,27 @@ def rollback_hosts(session: Session, to: int | None) -> int:
                 run = secrets.token_hex(8)
                 for conn in conns:
                     held.enter_context(lock.held(conn, run, f"rollback to release {release.number}"))
+                found = _look_again(session, conns, found, exact=to is not None)
                 held.enter_context(out_of_traffic(conns[0], replica, alone=alone))
                 _bring_back(session, placed, found)
 
     return int(_in_series(session, _servers(session, to), work))
+
+
+def _look_again(session: Session, conns: Sequence[Connection], found: Sequence[Host], *, exact: bool) -> list[Host]:
+    """Under the lock. Raises RunbookError where the way back was counted from a release that is current no more."""
+    for conn in conns:
+        guard.settle(conn)
+    fresh = [glance(session, conn) for conn in conns]
+    for conn, host, before in zip(conns, fresh, found, strict=True):
+        if host.current != before.current and not exact:
+            raise RunbookError(
+                f"release {host.current} became current while this looked and asked: nothing was touched",
+                host=conn.name,
+                step="rollback",
+                next=f"invoke releases --hosts {conn.name}, then invoke rollback --to NUMBER",
+            )
+    return fresh
 
 
 def _servers(session: Session, to: int | None) -> Iterator[list[str]]:

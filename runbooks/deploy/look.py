@@ -14,7 +14,7 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
-SHOWN = "ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,ExecMainCode,ExecMainStatus,Environment"
+SHOWN = "ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,ExecMainCode,ExecMainStatus,Job,Environment"
 MARK = "-- rb: "
 
 # Each part says its name first; each is bounded, since nvidia-smi can hang for ever on a lost GPU.

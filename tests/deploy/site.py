@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import yaml
 
 from lab.guest import Guest
 from lab.lab import Lab
-from runbooks.deploy import deploy_hosts
+from runbooks.deploy import deploy_hosts, guard, releases
 from runbooks.engine.report import Event, Reporter
 from runbooks.inventory import load
 from runbooks.session import Session
@@ -65,6 +66,32 @@ class Site:
         until = time.monotonic() + 40
         while self.current in (number, "") and time.monotonic() < until:
             time.sleep(0.2)
+
+    def killed_in_the_middle(self) -> tuple[str, str]:
+        """A deploy's controller is killed: the numbers of the release before, and of the one that nobody confirms."""
+        before = self.current
+        self.knobs(start_delay=3)
+        command = [*INVOKE, "deploy", "--inventory", str(self.inventory), "--hosts", self.guest.name]
+        process = subprocess.Popen([*command, "--profile", "other", "--yes", "--plain"], stdout=subprocess.DEVNULL)
+        self.until_current_is_not(before)
+        time.sleep(1)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+        new = self.current
+        assert new not in (before, "")
+        assert self.verdict(new) == "None"
+        assert self.sh("systemctl is-active runbooks-fallback.timer") == "active"
+        return before, new
+
+    def fallback_after(self, seconds: float, before: str, new: str) -> None:
+        """The host goes back by itself so soon, instead of in minutes."""
+        records = [
+            releases.parse(self.sh(f"cat /opt/runbooks/releases/{number}/release.json")) for number in (new, before)
+        ]
+        assert records[0]
+        assert records[1]
+        with self.session()[0].connect(self.guest.name) as conn:
+            guard.on(conn, records[0], records[1], budget=seconds - guard.GRACE)
 
     def verdict(self, number: str) -> str:
         return str(json.loads(self.sh(f"cat /opt/runbooks/releases/{number}/release.json"))["verdict"])

@@ -5,8 +5,6 @@ Slow: hosts restart, and disks fill.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +13,8 @@ import pytest
 
 from lab.guest import Guest
 from lab.lab import Lab
-from runbooks.deploy import guard, releases
 from runbooks.engine.errors import RunbookError
-from tests.deploy.site import INVOKE, Site, provisioned
+from tests.deploy.site import Site, provisioned
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -114,23 +111,6 @@ def test_a_host_that_is_restarted_in_the_middle_comes_back_with_the_old_one(site
     site.knobs()
 
 
-def _killed_in_the_middle(site: Site) -> tuple[str, str]:
-    """The numbers of the release before, and of the one that nobody will confirm."""
-    before = site.current
-    site.knobs(start_delay=3)
-    command = [*INVOKE, "deploy", "--inventory", str(site.inventory), "--hosts", site.guest.name]
-    process = subprocess.Popen([*command, "--profile", "other", "--yes", "--plain"], stdout=subprocess.DEVNULL)
-    site.until_current_is_not(before)
-    time.sleep(1)
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    new = site.current
-    assert new not in (before, "")
-    assert site.verdict(new) == "None"
-    assert site.sh("systemctl is-active runbooks-fallback.timer") == "active"
-    return before, new
-
-
 def _is_back(site: Site, before: str, new: str) -> None:
     until = time.monotonic() + 90
     while site.current != before and time.monotonic() < until:
@@ -147,18 +127,14 @@ def _is_back(site: Site, before: str, new: str) -> None:
 
 def test_a_controller_killed_in_the_middle_and_the_old_one_serves_again(site: Site) -> None:
     """Nobody confirms the new release: when its time is up, the host itself goes back. A second run mends it sooner."""
-    before, new = _killed_in_the_middle(site)
-    records = [releases.parse(site.sh(f"cat /opt/runbooks/releases/{number}/release.json")) for number in (new, before)]
-    assert records[0]
-    assert records[1]
-    with site.session()[0].connect(site.guest.name) as conn:
-        guard.on(conn, records[0], records[1], budget=3 - guard.GRACE)  # a short time, instead of minutes
+    before, new = site.killed_in_the_middle()
+    site.fallback_after(3, before, new)
     _is_back(site, before, new)
     code, _ = site.deploy("other")
     assert (code, site.verdict(site.current), site.completion()) == (0, "promoted", "200")
 
 
 def test_a_controller_killed_and_the_host_restarted_and_the_old_one_serves_again(site: Site) -> None:
-    before, new = _killed_in_the_middle(site)
+    before, new = site.killed_in_the_middle()
     site.guest.reboot()
     _is_back(site, before, new)

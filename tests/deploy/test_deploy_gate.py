@@ -24,8 +24,9 @@ READY = [
 ]
 
 
-def _look(state: str, sub: str, invocation: str, lines: list[str], cursor: str = "s=1") -> str:
+def _look(state: str, sub: str, invocation: str, lines: list[str], cursor: str = "s=1", job: str = "") -> str:
     unit = f"ActiveState={state}\nSubState={sub}\nMainPID=7\nInvocationID={invocation}\n"
+    unit += f"Job={job}\n" if job else ""
     journal = "\n".join([*lines, f"-- cursor: {cursor}"]) if lines else ""
     return f"-- rb: unit\n{unit}-- rb: journal\n{journal}\n"
 
@@ -66,6 +67,24 @@ def test_healthy_is_a_real_completion_and_not_before_it_listens() -> None:
     assert (start.end, start.text, start.seconds) == ("healthy", "4", 3.0)
     assert start.journal[: len(READY)] == READY
     assert sum("python3 -c" in script for script in host.asked) == 2
+
+
+def test_what_ran_before_systemd_did_what_it_was_asked_for_is_not_the_new_one() -> None:
+    """A crash, or the host itself, had started the old one again after the look: it ends, and that is no death."""
+    looks = [
+        _look("active", "running", "again", [], job="71"),
+        _look("deactivating", "stop-sigterm", "again", [], job="71"),
+        _look("inactive", "dead", "again", [], job="71"),
+        _look("active", "running", "new", READY),
+    ]
+    start, _ = _wait(looks, [{"status": 200, "text": "4"}])
+    assert (start.end, start.invocation, start.seconds) == ("healthy", "new", 3.0)
+
+
+def test_a_start_that_waits_for_what_comes_before_it_is_not_dead() -> None:
+    """Device nodes, the network: systemd keeps the start until they are there."""
+    start, _ = _wait([_look("inactive", "dead", "", [], job="71")], [{"status": 0}], budget=60.0)
+    assert (start.end, start.cause) == ("budget", None)
 
 
 def test_the_key_is_on_stdin_and_in_no_script() -> None:

@@ -133,7 +133,8 @@ def test_a_release_that_nobody_confirms_takes_itself_back() -> None:
     assert "OnActiveSec=2320" in host.asked[0]
     assert "stop runbooks-fallback.timer runbooks-fallback.service" in host.asked[1]
     script = guard.script(new, old)
-    first, second, *rest = script.splitlines()
+    lock, first, second, *rest = script.splitlines()
+    assert lock.startswith("exec 9>>/run/runbooks-switching; flock -n 9 || exit 0")
     assert first == 'if [ "$(readlink /opt/runbooks/current)" = /opt/runbooks/releases/7 ] &&'
     assert second == "  grep -q '\"verdict\": null' /opt/runbooks/releases/7/release.json; then"
     assert "ln -sfn -- /opt/runbooks/releases/6" in rest[0]
