@@ -76,7 +76,7 @@ class Ours(Client):
         words = [sys.executable, "-m", "runbooks.bench.loadgen", "--url", work.url, "--out", str(out), "--json"]
         words += ["--concurrency", str(work.streams), "--max-requests", str(work.requests), "--warmup", "0"]
         words += ["--window", "600", "--silence", "5", "--input-len", str(work.tokens_in)]
-        return [*words, "--output-len", str(work.tokens_out), "--processes", "1"]
+        return [*words, "--output-len", str(work.tokens_out), "--processes", "1", "--again", "0"]
 
     def environment(self) -> Mapping[str, str]:
         return {"PYTHONPATH": str(ROOT)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from runbooks.bench import compare, figures, measured, overtime, tables
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import load, streams
+from runbooks.bench.words import attempts, load, streams
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -27,6 +27,8 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     for point in result.points:
         for fault in point["faults"]:
             reporter.note(f"{load(point)} INVALID: {fault}", host=host, level="warning")
+        for text in attempts(point):
+            reporter.note(text, host=host)
     said = [verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice]
     said += [*verdict.evidence, verdict.interference]
     for text in (*said, *verdict.contradictions):
@@ -92,6 +94,7 @@ def _render(
         result=result,
         folder=_from_here(result.folder),
         load=load,
+        attempts=attempts,
         run=result.run,
         verdict=result.verdict,
         points=result.points,

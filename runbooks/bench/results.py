@@ -23,7 +23,8 @@ And of a point (loadgen/summary.py; loadgen/metrics.py defines the numbers); tim
     tokens                          output, prompt, cached; where counts come from; prompt_off, the most that a prompt
                                     was off its length (0: all exact)
     requests                        sent = ok + failed + cut (by us, at the end); kinds of failures
-    client                          CPU and lateness of the client within the window
+    client                          its CPU and lateness within the window; whether it was first in line for a core
+    attempts                        what was measured before and does not count, because the client was late; its logs
     server                          our count against the server's own; `difference` in parts of 1
     repeats, split                  each pass by itself; what more client processes found, or null
     timeline                        tok/s over the first pass, in 120 bins

@@ -189,7 +189,7 @@ def _drive(
     script += f"{beside} --beside $$ >/dev/null 2>&1 &\n"
     script += _STOP
     script += f"exec {shlex.join(['python3', artefact, '--out', 'out', *load])} $more\n"
-    limit = 120.0 + len(asked.loads) * (asked.settings.warmup + asked.settings.window + RAMP)
+    limit = 120.0 + len(asked.loads) * (1 + asked.again) * (asked.settings.warmup + asked.settings.window + RAMP)
     job = run_job(
         conn,
         "bench",

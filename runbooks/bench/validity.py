@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from runbooks.bench.ceiling import Ceiling
+from runbooks.bench.loadgen.lateness import CPU_SHARE, FAILED_SHARE, late
 
-FAILED_SHARE = 0.01
 DISAGREEMENT = 0.01  # client tokens against the server's own counter
 CACHED_SHARE = 0.05  # of prompt tokens
 TEMPLATE = 24  # tokens a prompt that may be cached all the same: the chat template and the prompts' first word
 LENGTH_OFF = 0.02  # prompt tokens against those asked for
 IN_FLIGHT = 0.95  # of the concurrency, mean over the window
 QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
-CPU_SHARE = 0.5  # of one core, of the busiest client process
-LATE_SHARE = 0.10  # lateness p99 against ITL p50
 SPLIT_GAIN = 0.02  # what a second client process may find more, beyond the noise
 PASSES_APART = 0.05  # between two passes over the sweep, beyond the noise
 KEPT_UP = 0.90  # requests that ended against those that were due, in an open loop
-SENT_LATE = 0.10  # lateness p99 of an open loop's sends against TTFT p50
 
 
 @dataclass(frozen=True)
@@ -127,14 +124,11 @@ def _server(point: Mapping[str, Any], limits: Limits) -> list[str]:
 
 
 def _client(point: Mapping[str, Any]) -> list[str]:
-    client, itl = point["client"], point["itl_ms"]
+    client = point["client"]
     found: list[str] = []
     if client["cpu_share"] > CPU_SHARE:
         found.append(f"the client was near its limit: {client['cpu_share']:.0%} of a core in one process")
-    late = client["late_p99_ms"]
-    if itl and late > max(1.0, LATE_SHARE * itl["p50"]):
-        found.append(f"the client was late: reads waited up to {late:.1f} ms (p99), ITL is {itl['p50']:.1f} ms")
-    return found
+    return found + late(point)
 
 
 def _passes(point: Mapping[str, Any]) -> list[str]:
@@ -158,9 +152,6 @@ def _open(point: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     if told["ended"] < KEPT_UP * told["offered"] and told["started"] >= KEPT_UP * told["offered"]:
         found.append(f"the server fell behind: {told['offered']:g} requests a second came, {told['ended']:.2f} ended")
-    late, ttft = told["late_ms"], point["ttft_ms"]
-    if late and ttft and late["p99"] > max(2.0, SENT_LATE * ttft["p50"]):
-        found.append(f"the client sent late: {late['p99']:.1f} ms after the intended time (p99)")
     return found
 
 

@@ -14,3 +14,12 @@ def load(point: Mapping[str, Any]) -> str:
 def streams(count: int) -> str:
     """`1 stream`, `64 streams`."""
     return f"{count} stream" if count == 1 else f"{count} streams"
+
+
+def attempts(point: Mapping[str, Any]) -> list[str]:
+    """What was measured before and does not count, because the client was late: one sentence each."""
+    return [
+        f"{load(point)}, measured again: in {one['log']}, which is kept, the client was late by "
+        f"{one['late_p99_ms']:.1f} ms (p99)"
+        for one in point.get("attempts") or ()
+    ]

@@ -168,13 +168,18 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "limits", "reason"), CASES)
-def test_validity(change: dict[str, Any], limits: Limits, reason: str | None) -> None:
+def point_with(change: dict[str, Any]) -> dict[str, Any]:
+    """One that is well but for this: path -> value."""
     point = copy.deepcopy(WELL)
     for path, value in change.items():
         *into, last = path.split(".")
         (point[into[0]] if into else point)[last] = value
-    found = faults(point, limits, CEILING)
+    return point
+
+
+@pytest.mark.parametrize(("change", "limits", "reason"), CASES)
+def test_validity(change: dict[str, Any], limits: Limits, reason: str | None) -> None:
+    found = faults(point_with(change), limits, CEILING)
     assert (found == []) if reason is None else any(reason in fault for fault in found)
 
 

@@ -156,7 +156,7 @@ def test_a_whole_point() -> None:
     assert told["server"]["difference"] == 0.0
     assert told["client"] == {
         "processes": 1, "cpu_share": 0.01, "cpu_us_per_read": 50.0, "late_p99_ms": 2**17 * 1e-6, "late_max_ms": 2.0,
-        "switches": 1,
+        "switches": 1, "first_in_line": False,
     }  # fmt: skip
     assert sum(told["timeline"]["tok_s"]) * told["timeline"]["bin_s"] == pytest.approx(600, abs=2)
 

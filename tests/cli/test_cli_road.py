@@ -139,9 +139,8 @@ def test_10_a_server_that_never_gets_healthy_is_rolled_back(
 
 def test_11_bench_measures_and_writes_its_report(invoke: Invoke, tmp_path: Path) -> None:
     done = invoke("bench", "--concurrency", "1", "--concurrency", "8", "--window", "2", "--out", str(tmp_path))
-    late = done.stdout.count("INVALID: the client was late")  # on a busy machine; then it is right to say so
-    assert done.stdout.count("INVALID: ") == late
-    text = ok(done, 1 if late else 0)
+    text = ok(done)
+    assert "INVALID" not in text
     (report,) = tmp_path.glob("**/report.html")
     assert str(report) in text
     points = json.loads(next(tmp_path.glob("**/points.json")).read_text())

@@ -8,4 +8,5 @@ and every number can be computed again from it.
     rawlog      the log                          records     bytes to requests
     metrics     requests to numbers              prompts     unique, of an exact token count
     server      its counters and settings        nullserver  proof that the client is not the limit
+    priority    first in line for a core         lateness    too late to be believed: measured again
 """

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import rawlog
+from .priority import Line, first_in_line
 from .shared import CUT, DRAIN, FIELDS, RAMP, WINDOW, Board
 from .stream import AGAIN, END, IN, OUT, Poller, Stream, delay_acks
 from .wire import Target, head_of
@@ -65,8 +66,9 @@ class Worker:
         self.poller = Poller()
         self.finished: list[rawlog.Block] = []
         self.stock: list[Made] = []  # made ahead, while nothing waits to be read
-        self.busy_log = [0] * 64  # loop turns by the power of two of their nanoseconds
+        self.busy_log = [0] * 64  # loop turns by the power of two of the nanoseconds that a read may have waited
         self.busy_max = 0
+        self.first_in_line = False
         self.marks: dict[int, tuple[int, int, int, int]] = {}  # phase -> wall ns, cpu ns, reads, involuntary switches
         self.window_busy: tuple[list[int], int] | None = None
         self.streams: list[Stream] = []
@@ -90,7 +92,8 @@ class Worker:
             self.next_due = self.begun + next(self.plan.arrivals)
         gc.freeze()
         gc.disable()
-        self._measure()
+        with first_in_line() as self.first_in_line:
+            self._measure()
         gc.enable()
         self._write()
         self.row[_DONE] = 1
@@ -100,7 +103,7 @@ class Worker:
     def _measure(self) -> None:
         phase = 0
         housekeeping = 0.0
-        wait, clock = self.poller.wait, time.perf_counter_ns
+        wait, clock, in_line = self.poller.wait, time.perf_counter_ns, Line().since
         pause = PAUSE if len(self.streams) >= PAUSE_FROM or self.plan.arrivals is not None else 0.0
         while True:
             if self.board.phase != phase:
@@ -117,6 +120,7 @@ class Worker:
             short_of_stock = len(self.stock) < len(self.streams) and phase < DRAIN
             ready = wait(0 if short_of_stock else max(0.0, min(TICK, self.next_due - now)))
             if not ready:
+                in_line()  # nothing waited for us
                 if short_of_stock:
                     self.stock.append(self.plan.request(None))
                 continue
@@ -124,7 +128,7 @@ class Worker:
             self._turn(ready, phase)
             if pause:
                 time.sleep(pause)
-            spent = clock() - turn
+            spent = max(clock() - turn, in_line())
             self.busy_log[spent.bit_length()] += 1
             self.busy_max = max(self.busy_max, spent)
         self._mark(CUT + 1)
@@ -336,6 +340,12 @@ class Worker:
         end = self.marks.get(DRAIN) or self.marks[max(self.marks)]
         wall, cpu, reads, switches = (after - before for before, after in zip(begin, end, strict=True))
         meta: dict[str, Any] = {"kind": "worker", "slots": len(self.streams), "wall_ns": wall, "cpu_ns": cpu}
-        meta |= {"reads": reads, "switches": switches, "busy_log2_ns": busy_log, "busy_max_ns": busy_max}
+        meta |= {
+            "first_in_line": self.first_in_line,
+            "reads": reads,
+            "switches": switches,
+            "busy_log2_ns": busy_log,
+            "busy_max_ns": busy_max,
+        }
         blocks: Iterable[rawlog.Block] = [(meta, []), *self.finished]
         rawlog.write(self.plan.log, blocks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .lateness import AGAIN
 from .lengths import WORKLOADS, Lengths, lengths_of
 from .point import Load, Settings
 from .prompts import TokenIds
@@ -36,6 +37,7 @@ class Options:
     self_check: bool
     force: bool
     resume: bool
+    again: int  # times that a point is measured anew because the client was late
     plan: dict[str, Any]
 
     @property
@@ -91,6 +93,7 @@ def options_of(argv: Sequence[str] | None) -> Options:
         self_check=told.self_check,
         force=told.force,
         resume=told.resume,
+        again=told.again,
         plan=plan,
     )
 
@@ -170,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-p", type=float, default=0.95)
     add("--out", type=Path, default=Path("loadgen-results"), help="folder for raw logs and run.json")
     add("--resume", action="store_true", help="keep the points that --out has of the same run, and measure the rest")
+    add("--again", type=int, default=AGAIN, help="times that a point is measured anew when this client was late")
     add("--key-env", default="RUNBOOKS_API_KEY", help="environment variable that holds the API key")
     add("--self-check", action="store_true", help="first prove on a null server that this client is not the limit")
     add("--force", action="store_true", help="measure although the server has other requests")

@@ -60,10 +60,15 @@ class Load:
     rate: float = 0.0
     repeat: int = 0  # which pass over the sweep
     processes: int = 0  # 0: as the settings say
+    attempt: int = 0  # 0 is the first; more where the client was late (lateness.py)
 
     @property
     def name(self) -> str:
         return f"r{self.rate:g}" if self.rate else f"c{self.streams}"
+
+    @property
+    def said(self) -> str:
+        return f"{self.rate:g} a second" if self.rate else f"{self.streams} stream{'s' * (self.streams != 1)}"
 
     @property
     def slots(self) -> int:
@@ -98,6 +103,7 @@ def measure(
     ]
     tokens_in, tokens_out = settings.lengths.mean
     point: dict[str, Any] = {"kind": "point", "concurrency": load.streams, "rate": load.rate, "repeat": load.repeat}
+    point["attempt"] = load.attempt
     point |= {"interrupted": False, "processes": count, "input_len": tokens_in, "output_len": tokens_out}
     point |= {"lengths": settings.lengths.said, "shared_len": settings.shared, "wall_time": time.time()}
     counters: dict[str, Any] = {"before": before, "window_begin": None, "window_end": None, "after": None}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import nullserver, rawlog
+from .lateness import why_again
 from .load import fresh
 from .options import Options
 from .point import Load, Tell, measure, null_run
@@ -43,9 +44,9 @@ def run(options: Options, server: Server, tell: Tell) -> bool:
     if others and not options.force:
         raise BusyServer(f"the server has {others:.0f} live or queued requests; a measurement would disturb both")
     options.out.mkdir(parents=True, exist_ok=True)
-    kept = _kept(options) if options.resume else {}
+    kept = _kept(options) if options.resume else set()
     for old in options.out.glob("*.bin"):
-        if old not in kept.values():
+        if old not in kept:
             old.unlink()
     (options.out / STATE).write_text(json.dumps({"plan": options.plan, "began": time.time()}))
     shape, prompts = _prepare(options, server, shape, tell)
@@ -54,8 +55,8 @@ def run(options: Options, server: Server, tell: Tell) -> bool:
         most = max(load.slots for load in options.loads)
         record["self_check"] = nullserver.self_check(lambda port: null_run(most, port, options.out), most)
         tell("self_check", text=nullserver.said(record["self_check"]), **record["self_check"])
-    done, interrupted = _measure(options, server, shape, prompts, kept, tell)
-    record |= {"ended": time.time(), "interrupted": interrupted, "points": done, "resumed": len(kept)}
+    done, resumed, interrupted = _measure(options, server, shape, prompts, kept, tell)
+    record |= {"ended": time.time(), "interrupted": interrupted, "points": done, "resumed": resumed}
     record |= {"server_info_after": server.info()}
     (options.out / "run.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     if not interrupted:
@@ -69,28 +70,56 @@ def _measure(
     server: Server,
     shape: Shape,
     prompts: Prompts | TokenIds,
-    kept: dict[int, Path],
+    kept: set[Path],
     tell: Tell,
-) -> tuple[list[float], bool]:
+) -> tuple[list[float], int, bool]:
+    """The loads that were measured, how many points were kept from before, and whether it was interrupted."""
     done: list[float] = []
+    before = 0
     for number, load in enumerate(options.loads):
-        log = options.out / _name(number, load)
-        resumed = number in kept
-        interrupted = not resumed and measure(server, shape, prompts, load, options.settings, log, tell)["interrupted"]
-        tell("point", resumed=resumed, repeat=load.repeat, **point_of(rawlog.decode(log.read_bytes())))
+        point, resumed = _attempts(options, server, shape, prompts, number, load, kept, tell)
+        tell("point", resumed=resumed, repeat=load.repeat, **point)
+        before += resumed
         if (load.rate or load.streams) not in done:
             done.append(load.rate or load.streams)
-        if interrupted:
-            return done, True
-    return done, False
+        if point["interrupted"]:
+            return done, before, True
+    return done, before, False
+
+
+def _attempts(
+    options: Options,
+    server: Server,
+    shape: Shape,
+    prompts: Prompts | TokenIds,
+    number: int,
+    load: Load,
+    kept: set[Path],
+    tell: Tell,
+) -> tuple[dict[str, Any], bool]:
+    """One point, measured again where the client was late; each log stays. True: all of it was there before."""
+    resumed, attempt = True, 0
+    while True:
+        this = replace(load, attempt=attempt)
+        log = options.out / _name(number, this)
+        if log not in kept:
+            resumed = False
+            measure(server, shape, prompts, this, options.settings, log, tell)
+        point = point_of(rawlog.decode(log.read_bytes()))
+        why = why_again(point)
+        if not why or attempt >= options.again:
+            return point, resumed
+        attempt += 1
+        tell("note", text=f"{load.said}: {why}; measured again, {attempt} of at most {options.again} times")
 
 
 def _name(number: int, load: Load) -> str:
-    return f"{number:02d}-{load.name}.bin"
+    again = f"-again{load.attempt}" if load.attempt else ""
+    return f"{number:02d}-{load.name}{again}.bin"
 
 
-def _kept(options: Options) -> dict[int, Path]:
-    """The whole points of the same run that are there already, by number. Raises Unfit for those of another run."""
+def _kept(options: Options) -> set[Path]:
+    """The whole logs of the same run that are there already. Raises Unfit for those of another run."""
     try:
         state = json.loads((options.out / STATE).read_text())
     except (OSError, ValueError):
@@ -98,12 +127,12 @@ def _kept(options: Options) -> dict[int, Path]:
     if state.get("plan") != options.plan:
         changed = sorted(name for name, value in options.plan.items() if state.get("plan", {}).get(name) != value)
         raise Unfit(f"resume: the run that was broken off had other settings: {', '.join(changed)}")
-    found = {}
-    for number, load in enumerate(options.loads):
-        log = options.out / _name(number, load)
-        if log.exists() and _whole(log):
-            found[number] = log
-    return found
+    names = [
+        options.out / _name(number, replace(load, attempt=attempt))
+        for number, load in enumerate(options.loads)
+        for attempt in range(options.again + 1)
+    ]
+    return {log for log in names if log.exists() and _whole(log)}
 
 
 def _whole(log: Path) -> bool:

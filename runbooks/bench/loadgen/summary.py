@@ -55,6 +55,10 @@ class Log:
         return self.point.get("rate") or 0.0, self.point["concurrency"]
 
     @property
+    def attempt(self) -> int:
+        return int(self.point.get("attempt", 0))
+
+    @property
     def window(self) -> Span:
         return self.point["window"][0], self.point["window"][1]
 
@@ -85,7 +89,8 @@ class Log:
 def points_of(logs: Iterable[tuple[str, Iterable[Block]]]) -> list[dict[str, Any]]:
     """One point for each load, in the order of the first pass, from (file name, blocks) of each log.
 
-    A pass that was interrupted counts only where there is no whole one. `log` is the file of the first that counts.
+    A pass that was interrupted counts only where there is no whole one, and of the attempts of a pass the last.
+    `log` is the file of the first that counts, `attempts` are those that do not.
     """
     groups: dict[tuple[float, int], list[tuple[str, Log]]] = {}
     for name, blocks in logs:
@@ -93,9 +98,23 @@ def points_of(logs: Iterable[tuple[str, Iterable[Block]]]) -> list[dict[str, Any
         groups.setdefault(log.key, []).append((name, log))
     points = []
     for group in groups.values():
-        used = [(name, log) for name, log in group if not log.point["interrupted"]] or group[:1]
-        points.append(summary([log for _, log in used]) | {"log": used[0][0]})
+        whole = [(name, log) for name, log in group if not log.point["interrupted"]] or group[:1]
+        last = {log.point.get("repeat", 0): log.attempt for _, log in sorted(whole, key=lambda one: one[1].attempt)}
+        used = [(name, log) for name, log in whole if log.attempt == last[log.point.get("repeat", 0)]]
+        attempts = [_attempt(name, log) for name, log in whole if (name, log) not in used]
+        points.append(summary([log for _, log in used]) | {"log": used[0][0], "attempts": attempts})
     return points
+
+
+def _attempt(name: str, log: Log) -> dict[str, Any]:
+    """What was measured, and then again because the client was late."""
+    client = _client(log.workers, 1)
+    return {
+        "log": name,
+        "repeat": log.point.get("repeat", 0),
+        "tok_s": _rate([log])[0],
+        "late_p99_ms": client["late_p99_ms"],
+    }
 
 
 def point_of(blocks: Iterable[Block]) -> dict[str, Any]:
@@ -226,6 +245,7 @@ def _client(workers: Sequence[dict[str, Any]], passes: int) -> dict[str, Any]:
         "late_p99_ms": p99 * MS,  # a read waits at most this long for the turn before it: upper edge of a bin
         "late_max_ms": max((worker["busy_max_ns"] for worker in workers), default=0) * MS,
         "switches": sum(worker["switches"] for worker in workers),
+        "first_in_line": bool(workers) and all(worker.get("first_in_line") for worker in workers),
     }
 
 
