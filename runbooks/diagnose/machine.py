@@ -15,7 +15,8 @@ def kernel() -> tuple[Signature, ...]:
             (
                 r"out of memory: kill(?:ed)? process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
                 r"reaped|\bkilled process \d+ \(\S+\) total-vm|invoked oom-killer|with result 'oom-kill'"
-                r"|systemd-oomd.*killed|killed .*by the OOM killer"
+                r"|systemd-oomd.*killed|killed .*by the OOM killer|\boom[_ -]?kill(?:ed)?\b(?! 0|\"?: ?false)"
+                r"|earlyoom.*sending SIG"
             ),
             "the kernel's OOM killer ended it: the machine (or the unit) ran out of main memory",
             "give the VM more memory, or load with fewer threads; then deploy again",
@@ -27,10 +28,11 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "gpu-lost",
             (
-                rf"Xid \([^)]*\): (?!(?:{ONE_PROCESS})\b)\d+.*|\bXid:? (?:46|48|62|74|79|95|119|120|140|154)\b.*"
-                r"|fallen off the bus|GPU is lost|Unable to determine the device handle"
-                r"|GPU requires reset|GPU is probably locked|cudaErrorDevicesUnavailable|uncorrectable ECC error"
-                r"|NVML_ERROR_GPU_IS_LOST"
+                rf"Xid \([^)]*\): (?!(?:{ONE_PROCESS})\b)\d+.*|\bXid[:=]? ?(?:46|48|62|74|79|95|119|120|140|154)\b.*"
+                r"|fallen off the bus|GPU (?:is )?lost\b|GPU_IS_LOST|Unable to determine the device handle"
+                r"|GPU requires reset|GPU is probably locked|cudaErrorDevicesUnavailable|RC all channels for critical"
+                r"|uncorrectable (?:ECC|NVLink) error|GPU crash dump has been created"
+                r"|access of peer GPU memory over nvlink or a hardware error"
             ),
             "a GPU is lost or its firmware hangs ({0})",
             "invoke health shows which one; it needs the hypervisor's node, not a restart of the server",
@@ -54,6 +56,7 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "pcie-link",
             r"AER: .*(?:Uncorrect\w+|Fatal)|PCIe Bus Error: severity=Uncorrect|Surprise (?:Link )?Down|SDES\+"
+            r"|DPC: (?:containment event|unmasked uncorrect)|Link Layer Link Active not set"
             r"|pciehp.*(?:Link Down|Card not present)|aer_uncor_status: (?!0x0{8})0x|device is disconnected"
             r"|\(rev ff\)|link training failed",
             "a card's PCIe link went down: power, cable, riser or earth",
@@ -72,6 +75,16 @@ def kernel() -> tuple[Signature, ...]:
             "gpu-lost",
             "forum.proxmox.com 179366; kubevirt #11093; harvester #8972",
             rank=0,
+            where="any",
+        ),
+        Signature(
+            "iommu-fault",
+            r"AMD-Vi: .*IO_PAGE_FAULT|DMAR: \[(?:DMA |INTR-)[^\]]*\] .*fault",
+            "a device reached for memory that it was not given: peer-to-peer through a translating IOMMU does this",
+            "p2p: off for the VM, iommu=pt on the node; the address of the device stands in the line",
+            "peer-to-peer",
+            "vllm #51513; intel/compute-runtime #942",
+            rank=5,
             where="any",
         ),
         Signature(
@@ -169,7 +182,8 @@ def driver() -> tuple[Signature, ...]:
         Signature(
             "driver-mismatch",
             r"Driver/library version mismatch|CUDA driver version is insufficient|API mismatch: the client"
-            r"|forward compatibility was attempted|NVML library version: \d|kernel module .* version \d.*but this",
+            r"|forward compatibility was attempted|unsupported display driver / cuda driver combination"
+            r"|NVML library version: \d|kernel module .* version \d.*but this",
             "the loaded kernel module and the driver's libraries have different versions",
             "invoke provision --tags driver (reboots when it has to)",
             "driver-mismatch",
@@ -188,6 +202,16 @@ def driver() -> tuple[Signature, ...]:
             "invoke provision --tags driver (reboots when it has to)",
             "driver-mismatch",
             "dkms: the new kernel came without the module; pop-os/pop #3811",
+            rank=2,
+            where="any",
+        ),
+        Signature(
+            "too-few-gpus",
+            r"invalid device ordinal|(?:tp|tensor.parallel)\w*.{0,60}(?:greater|larger|more) than .{0,40}GPUs?\b",
+            "the profile asks for more GPUs than the server sees",
+            "invoke health shows which cards answer; CUDA_VISIBLE_DEVICES in the profile's environment hides some",
+            "gpu-lost",
+            "torch.cuda, cudaErrorInvalidDevice",
             rank=2,
             where="any",
         ),

@@ -6,7 +6,8 @@ from runbooks.diagnose.signature import Signature
 
 _NAN = (
     r"probability tensor contains either|NaN in the logits|NaN detected|nan or element < 0|NaN happened"
-    r"|TensorCompare\.cu|not JSON compliant|logits? (?:contains?|has|is|are) nan|nan values? (?:in|detected)"
+    r"|TensorCompare\.cu|not JSON compliant|nan values? (?:in|detected)|\b(?:max|sum|sump) = -?nan\b"
+    r"|\b(?:logits?|logprobs?|probabilit(?:y|ies)|activations?|hidden.?states?)\b.{0,40}\bNaNs?\b"
 )
 
 
@@ -92,8 +93,9 @@ def numbers() -> tuple[Signature, ...]:
         ),
         Signature(
             "launch-failure",
-            r"unspecified launch failure|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access"
-            r"|illegal instruction was encountered|misaligned address"
+            r"unspecified launch failure|CU(?:BLAS|DNN)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)"
+            r"|illegal memory access|illegal instruction was encountered|misaligned address"
+            r"|the launch timed out and was terminated|Failed to (?:encode|initialize) .{0,10}(?:tensor ?map|TMA desc)"
             r"|CUDA_ERROR_(?:INVALID_VALUE|LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION)"
             r"|cudaErrorIllegalAddress|cudaErrorLaunchFailure|Xid \([^)]*\): (?:13|31)\b",
             "a GPU kernel crashed",
@@ -105,7 +107,7 @@ def numbers() -> tuple[Signature, ...]:
         ),
         Signature(
             "device-assert",
-            r"device-side assert triggered|cudaErrorAssert",
+            r"device-side assert triggered|cudaErrorAssert|\.cuh?:\d+: .*(?:block|thread): \[.*Assertion .*failed",
             "an assert in a GPU kernel fired; with sampling this is nearly always NaN",
             "invoke rollback, then the page",
             "nan-output",
@@ -119,25 +121,6 @@ def numbers() -> tuple[Signature, ...]:
             "SGLANG_ENABLE_JIT_DEEPGEMM=0 or a bf16 KV cache in the profile; then invoke canary --battery full",
             "nan-output",
             "sglang #19948; SGLang's GLM-5 cookbook",
-            rank=6,
-        ),
-        Signature(
-            "tool-call-text",
-            r'"content": ?"[^"]*<(?:tool_call|arg_key|arg_value)>',
-            "a tool call came as text: no parser, or speculative decoding with thinking on",
-            "tool_call_parser glm47 in the profile",
-            "canary-degraded",
-            "vllm #34449, PR #35936",
-            rank=4,
-        ),
-        Signature(
-            "too-long",
-            r"sequence length is longer than|(?:input|prompt|request).{0,40}(?:longer than|exceeds?).{0,60}"
-            r"(?:context|maximum|max_|limit)|maximum context length is",
-            "a request is longer than the model's context",
-            "the client must ask for less; the server is not at fault",
-            "canary-degraded",
-            "sglang #18980",
             rank=6,
         ),
     )
@@ -158,7 +141,7 @@ def together() -> tuple[Signature, ...]:
             "nccl",
             r"nccl(?:System|Internal|Unhandled|Remote|InvalidUsage)\w*|NCCL error|NCCL WARN"
             r"|ProcessGroupNCCL.*(?:timeout|timed out)|Watchdog caught collective operation timeout"
-            r"|collective operation.*timed? ?out|DistBackendError|watchdog got stuck|DistStoreError|gloo/transport"
+            r"|collective operation.*timed? ?out|watchdog got stuck|Dist(?:Backend|Store|Network)Error|gloo/transport"
             r"|gloo::\w+",
             "the GPUs cannot talk to each other",
             "NCCL_DEBUG=INFO in the profile's environment shows where; peer-to-peer in a VM is the first suspect",
@@ -239,12 +222,30 @@ def together() -> tuple[Signature, ...]:
         ),
         Signature(
             "kv-full",
-            r"KV cache pool is full|Retract requests|out of (?:KV|token) (?:cache|slots)|Decode out of memory",
+            r"KV cache pool is full|Retract requests|out of (?:KV|token) (?:cache|slots)",
             "the KV cache is full: running requests are put back and computed again",
             "fewer or shorter requests at once: max_running_requests in the profile, or a larger mem_fraction_static",
             "slow-throughput",
             "schedule_batch.py",
             rank=6,
+        ),
+        Signature(
+            "kv-exhausted",
+            r"(?:Prefill|Decode) out of memory\b",
+            "the KV cache ran out in the middle of a batch, which ends the scheduler",
+            "max_running_requests or chunked_prefill_size lower in the profile, or mem_fraction_static higher",
+            "server-down",
+            "sglang managers/schedule_batch.py, mem_cache/common.py",
+            rank=3,
+        ),
+        Signature(
+            "kv-leak",
+            r"(?:pool|cache|kv|token|req|allocator)\w*.{0,40}\bmemory leak (?:detected|check)|pool leak detected",
+            "SGLang counted its KV cache and found places that nobody owns: a bug of the cache, and it ends itself",
+            "a newer runtime; until then disable_radix_cache in the profile, without speculation",
+            "server-down",
+            "sglang managers/scheduler_runtime_checker_mixin.py",
+            rank=3,
         ),
         Signature(
             "slow-kernel",
@@ -255,26 +256,6 @@ def together() -> tuple[Signature, ...]:
             "slow-throughput",
             "flashinfer #2577, PR #2725",
             rank=6,
-        ),
-        Signature(
-            "client-breaks",
-            r"IndexError: list index out of range|KeyError: 'choices'|unsupported operand .*NoneType"
-            r"|ZeroDivisionError|statistics.*NoneType",
-            "the measuring client breaks on the last chunk, which has no choices; the server is well",
-            "invoke bench reads that chunk as what it is",
-            "slow-throughput",
-            "sglang #14826; vllm #5895, PR #54708",
-            rank=3,
-            needs=r"bench|benchmark|ttft",
-        ),
-        Signature(
-            "wrong-key",
-            r'"(?:message|detail|error)": ?"(?:Unauthorized|Invalid API key)|invalid_api_key|HTTP/\d\.\d 401',
-            "the server refuses the API key",
-            "server.api_key in the inventory must be the one that the release was deployed with",
-            "server-down",
-            "HTTP 401",
-            rank=5,
         ),
     )
 
@@ -302,15 +283,6 @@ def echoes() -> tuple[Signature, ...]:
             "sglang #22779, #18421, #3695; vllm #25127",
             rank=4,
             where="any",
-        ),
-        Signature(
-            "router-worker",
-            r"Failed to send typed request worker_url|call_upstream_request_error|no_available_workers",
-            "a router has lost a server behind it, or all of them; its own /health goes on saying 200",
-            "invoke health on the worker that the line names; the router's /readiness counts those left",
-            "server-down",
-            "sglang-router 0.3.2",
-            rank=4,
         ),
         Signature(
             "segfault",

@@ -7,7 +7,7 @@ Patterns are for the kind of line, not for the instance: no addresses, versions 
 
 from __future__ import annotations
 
-from runbooks.diagnose import build, hypervisor, machine, running, start
+from runbooks.diagnose import build, clients, hypervisor, machine, running, start
 from runbooks.diagnose.signature import Signature
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -20,11 +20,13 @@ SIGNATURES: tuple[Signature, ...] = (
     *start.model(),
     *start.memory(),
     *running.numbers(),
+    *clients.requests(),
     *running.together(),
     *hypervisor.node(),
     *build.apt(),
     *build.network(),
     *running.echoes(),
+    *clients.between(),
 )
 
 HARMLESS = (
@@ -34,6 +36,7 @@ HARMLESS = (
     r"Config file not found at .*\.json",  # a slower default, not a failure
     r"UserWarning|DeprecationWarning|FutureWarning|SyntaxWarning|RuntimeWarning: coroutine",
     r"server_args=",  # repeats every setting, names of failures among them
+    r"\b(?:Receive|Finish): obj=(?!.*!{15})",  # log_requests: what users ask about is no failure of the server's
     r"Command line:|BOOT_IMAGE=",  # kernel options name what they switch off
     r"errors=remount-ro|panic=\d|AER: enabled with IRQ|AER: Corrected|severity=Correct",
     r"PCIe link .*(?:limited by|capable of)|available PCIe bandwidth",  # inside a VM the link's speed is cosmetic
@@ -43,6 +46,9 @@ HARMLESS = (
     r"HTTP/\d\.\d\"? (?:[1-4]\d\d|503)\b.*$(?<!\})",  # an access line: a client's mistake, or a probe while it starts
     r"nvcc warning|ptxas info|: warning:|^warning: |warning #\d+-D",
     r"\bsshd(?:-session)?\[\d+\]: ",  # what strangers try at the door
+    # services that complain every day, and have nothing to do with a model's server
+    r"\b(?:fwupd|snapd|logrotate|packagekitd|multipathd|udisksd|ModemManager|ubuntu-\w+|apport\w*)\[\d+\]: ",
+    r"\bACPI\b.*(?:rror|ailed to evaluate|AE_\w+)",
     r"Setup Custom allreduce failed .*To silence this warning",  # it goes on with NCCL
     r"destroy_process_group\(\) was not called",
     r"^\s*(?:--|\[-|usage:)",  # argparse prints every option

@@ -62,6 +62,15 @@ def arguments() -> tuple[Signature, ...]:
             rank=3,
         ),
         Signature(
+            "warm-up-failed",
+            r"warm-?up (?:error|failed|request failed)|Initialization failed\. warmup",
+            "it loaded and listens, and its own warm-up request got no answer",
+            "the first exception above this line; else invoke health: does anything compute?",
+            "deploy-failed",
+            "sglang entrypoints/http_server.py",
+            rank=5,
+        ),
+        Signature(
             "port-in-use",
             r"address already in use|Errno 98\b|EADDRINUSE|port \d+ is (?:not available|already in use|occupied)",
             "another process listens on the server's port",
@@ -77,8 +86,8 @@ def memory() -> tuple[Signature, ...]:
     return (
         Signature(
             "gpu-memory",
-            r"(?:cuda|torch)\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
-            r"|CUDA_ERROR_OUT_OF_MEMORY"
+            r"(?:cuda|torch)\.OutOfMemoryError|(?:CUDA|Triton Error|cudaMalloc).{0,40}out of memory"
+            r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|No available memory for the cache blocks"
             r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
             r"|Not enough memory\. Please try to increase --mem-fraction-static|memory capacity is unbalanced",
             "the GPUs' memory does not suffice, or something else holds it",
@@ -90,7 +99,7 @@ def memory() -> tuple[Signature, ...]:
         Signature(
             "host-memory",
             r"\[Errno 12\]|^(?!.*guest memory).*Cannot allocate memory|DefaultCPUAllocator: .*allocate"
-            r"|^MemoryError\b|std::bad_alloc",
+            r"|^MemoryError\b|std::bad_alloc|ArrayMemoryError",
             "main memory is used up: an allocation failed",
             "free -g; give the VM more memory, or end what else runs there",
             "server-down",
@@ -99,7 +108,8 @@ def memory() -> tuple[Signature, ...]:
         ),
         Signature(
             "probably-oom",
-            r"exit code:? -9|status=137|exited with code 137|exit code 137",
+            r"exit ?code:?[ =]? ?(?:-9|137)\b|status=137|exited with code 137"
+            r"|(?:died|terminated|killed) .{0,40}\bSIGKILL\b",
             "something killed it with SIGKILL, most often the kernel's OOM killer; the kernel log would tell",
             "journalctl -k -e: a line 'Out of memory' or 'oom-kill' proves it",
             "server-down",
@@ -150,10 +160,11 @@ def kernels() -> tuple[Signature, ...]:
             r"Unsupported architecture|no kernel image is available|is not compatible with the current PyTorch"
             r"|has no attribute 'get_num_sms'|NotImplementedError.*forward_mha"
             r"|name 'deep_gemm' is not defined|out of resource: shared memory|too much shared memory"
+            r"|device kernel image is invalid|too many resources requested for launch"
             r"|smem .*(?:exceed|too|limit)|(?:exceed|too).* smem|not supported on (?:sm|compute capability) ?_?12"
             r"|Unsupported compute capability|Unknown SM arch|not supported on this GPU"
             r"|is not compatible with the current PyTorch"
-            r"|conditional MMA instruction|Failed to initialize cutlass|FlashAttention.?v?[34]\b.{0,80}(?:only"
+            r"|conditional MMA instruction|Failed to (?:initialize|run) cutlass|FlashAttention.?v?[34]\b.{0,80}(?:only"
             r"|requires?|not supported)"
             r"|fa[34] .{0,60}(?:only support|requires?|not support)",
             "a kernel in use was not made for SM120",

@@ -104,6 +104,13 @@ FAILURES = (
         "PVE::AccessControl",
     ),
     Failure(
+        r"cluster not ready - no quorum|no quorum\?",
+        "the cluster has no quorum: its configuration is read-only, and no VM can be started or changed",
+        "`pvecm status` on a node: bring the other nodes back first",
+        _API,
+        "PVE::Cluster",
+    ),
+    Failure(
         r"storage '[^']+' (is not available on node|does not exist)",
         "a storage is not on this node, or is called otherwise",
         "`storage` of the VM or its image in the inventory: `pvesm status` on the node lists them",
@@ -132,6 +139,48 @@ FAILURES = (
         "PVE::API2::Qemu",
     ),
     # --- the start
+    Failure(
+        r"start failed: .*got timeout",
+        "the start took longer than PVE waits: it pins all memory and maps every card's, which takes minutes",
+        "`invoke provision` gives it the time; by hand: qm start ID --timeout 3600. 1 GiB pages make it quick",
+        _START,
+        "bpg/terraform-provider-proxmox #935; PVE::QemuServer::Helpers, config_aware_timeout",
+    ),
+    Failure(
+        r"timeout waiting on systemd",
+        "the VM's scope of its last run is still there: a process of it has not ended, mostly one that a card holds",
+        "systemctl stop ID.scope on the node; a kvm process in state D ends with a cold boot of the node only",
+        _START,
+        "PVE::Systemd, wait_for_unit_removed",
+    ),
+    Failure(
+        r"[Cc]annot bind \S+ to vfio",
+        "vfio-pci did not get the card: another driver of the node holds it",
+        "`invoke provision --tags node` keeps nvidia and nouveau off; `invoke doctor --node` names the driver",
+        _START,
+        "PVE::QemuServer::PCI, prepare_pci_device",
+    ),
+    Failure(
+        r"No interrupt remapping support|failed to setup container for group|Failed to set iommu for container",
+        "the node's IOMMU does not remap interrupts, so vfio refuses its devices",
+        "interrupt remapping (x2APIC) on in the firmware; unsafe interrupts only where every guest is trusted",
+        "node-prepare",
+        "pve-docs, PCI passthrough",
+    ),
+    Failure(
+        r"KVM virtualisation configured, but not available",
+        "the node's processor does not offer virtualisation: it is off in the firmware, or the node is a VM itself",
+        "VT-x or SVM on in the firmware; nested virtualisation for a node that is a VM",
+        "node-prepare",
+        "PVE::QemuServer",
+    ),
+    Failure(
+        r"volume '[^']+' does not exist",
+        "a disk of the VM is not on the storage where its configuration says",
+        "`qm config ID` and `pvesm list STORAGE` on the node; `qm rescan` finds what was moved",
+        _START,
+        "PVE::Storage",
+    ),
     Failure(
         r"error getting device from group \d+: Permission denied|Verify all devices in group \d+ are bound to vfio",
         "the node's kernel does not hand the IOMMU group over: known of 6.8.12-12-pve and 6.14.8-1-pve",
@@ -182,7 +231,8 @@ FAILURES = (
         "kata-containers #11708",
     ),
     Failure(
-        r"not ready \d+ms after [\w ]+(; giving up)?|kvm run failed Bad address|failed to read device config space",
+        r"not ready \d+ms after [\w ]+(; giving up)?|kvm run failed Bad address|failed to read device config space"
+        r"|reset recovery - restoring BARs|VFIO_MAP_DMA failed: Bad address",
         "a card did not come back from its reset",
         "only a cold boot of the node (power off, wait, on) brings it back; do not start the VM over and over",
         _CARDS,
@@ -196,7 +246,7 @@ FAILURES = (
         "a public 8 x RTX 3080 guide",
     ),
     Failure(
-        r"failed to reset PCI device",
+        r"failed to reset PCI device|no available reset mechanism",
         "a card could not be reset before the start; PVE went on, as not every card needs it",
         "look at the cards in the guest: if one is missing, cold boot of the node",
         _CARDS,
