@@ -45,6 +45,7 @@ if [ "$pid" ]; then
   sed -n 's/.*\\/\\([^/]*\\.service\\).*/\\1/p' "/proc/$pid/cgroup" | head -n 1 | say unit
   launcher=$(tr '\\0' '\\n' <"/proc/$pid/cmdline" | grep 'launch\\.py$')
   cat "${{launcher%/*}}/argv.json" 2>/dev/null | say words
+  [ -e "${{launcher%/*}}/api-key" ] && echo yes | say keyed
   python=$(tr '\\0' '\\n' <"/proc/$pid/cmdline" | head -n 1)
   "$python" -I -c {packages} 2>/dev/null | say packages
 fi
@@ -65,6 +66,7 @@ class Found:
     driver: str
     gpus: tuple[str, ...]
     key: Secret | None = None
+    keyed: bool = False  # by a release of ours, which keeps it out of its arguments
 
     @property
     def version(self) -> str:
@@ -133,8 +135,9 @@ def read(said: Mapping[str, str], host: str) -> Found:
     env = {name: value for name, _, value in entries if KEPT_ENVIRONMENT.match(name) and not SECRET_NAME.search(name)}
     gpus = tuple(line.strip() for line in said.get("gpus", "").splitlines() if line.strip())
     driver = said.get("module", "").strip() or (gpus[0].split(", ")[1] if gpus else "")
+    keyed = said.get("keyed", "").strip() == "yes"
     packages: Mapping[str, str] = json.loads(said.get("packages") or "{}")
-    return Found(said.get("unit", "").strip(), words[0], argv, env, packages, driver, gpus, key)
+    return Found(said.get("unit", "").strip(), words[0], argv, env, packages, driver, gpus, key, keyed)
 
 
 def _own_words(words: Sequence[str], launched: str) -> list[str]:
@@ -180,9 +183,12 @@ def inventory_for(base: Any, host: str, found: Found) -> dict[str, Any]:
     whole["model"] = "adopted"
     server = {"host": str(args.get("host", "127.0.0.1")), "port": int(args.get("port", 30000))}
     whole["server"] = {**whole.get("server", {}), **server}
-    whole["server"].pop("api_key", None)
     if found.key is not None:
         whole["server"]["api_key"] = {"env": "SGLANG_API_KEY"}
+    elif not found.keyed:
+        whole["server"]["api_key"] = "open"
+    elif whole["server"].get("api_key") == "open":
+        whole["server"].pop("api_key")  # the default: a file, which the next deploy fills from the host
     own = {name: value for name, value in args.items() if name not in OWNED}
     whole["profiles"]["adopted"] = {"why": f"What {host} was found running.", "args": own, "env": dict(found.env)}
     return whole
@@ -192,6 +198,10 @@ def differences(found: Found, inventory: Inventory) -> list[list[str]]:
     """Row by row: what the box has, and what the reference profile says."""
     rows = [["driver", found.driver or "none", inventory.driver.version]]
     rows += [["GPUs", str(len(found.gpus)), str(inventory.gpus.count)]]
+    if found.key is None and not found.keyed:
+        where = f"{found.args.get('host', '127.0.0.1')}:{found.args.get('port', 30000)}"
+        open_to = f"none: whoever reaches {where} may ask"
+        rows += [["API key", open_to, open_to if inventory.server.api_key is None else "one"]]
     rows += [["sglang", found.version, inventory.runtimes[inventory.runtime].sglang]]
     if REFERENCE in inventory.profiles:
         wanted = resolve(inventory.profiles, REFERENCE)

@@ -76,6 +76,16 @@ class Session:
                 self.report.hide(self._secrets[ref])
             return self._secrets[ref]
 
+    def api_key(self) -> Secret | None:
+        """What the server wants to be asked with; None where it is open, or no key was made yet."""
+        ref = self.loaded.inventory.server.api_key
+        if ref is not None and (source := self.loaded.source(ref)).unmade:
+            self.report.note(
+                f"asking without a key: {source.path} is not there (invoke deploy makes it, or brings it here)"
+            )
+            return None
+        return self.secret(ref)
+
     def connect(self, name: str) -> Connection:
         """A connection to a host of the inventory; it opens at the first question."""
         return self._connection(name, self.loaded.inventory.hosts[name])

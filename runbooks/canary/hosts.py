@@ -31,7 +31,7 @@ def canary_hosts(session: Session, battery: str, *, watch: str = "") -> int:
     if battery not in LIMIT:
         raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
     pause = seconds_of(watch, "--watch") if watch else 0
-    key = session.secret(session.loaded.inventory.server.api_key)
+    key = session.api_key()
 
     def once() -> tuple[bool, Mapping[str, CanaryResult]]:
         outcomes = session.each(lambda conn: _ask(session, conn, battery, key))

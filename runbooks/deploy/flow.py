@@ -87,10 +87,7 @@ def deploy(
     Several hosts are one server, as the profile's `nnodes` says; the first answers for it. A `replica` is taken out of
     its gateway for the time of it; while others serve, that is no downtime to be agreed to.
     """
-    server = loaded.inventory.server
-    key = loaded.secret(server.api_key) if server.api_key else None
-    if key:
-        report.hide(key)
+    key = _key(loaded, report, look_only=check_only)
     places = [_place(loaded, conns, rank) for rank in range(len(conns))]
     nodes = [node_of(*one, loaded, profile, key, report) for one in zip(conns, places, strict=True)]
     _number(nodes)
@@ -123,6 +120,16 @@ def deploy(
         made = Attempt(nodes, loaded, report, key, full_canary, hold).run()
     seconds = made.release.ready_seconds or 0.0
     return DeployResult(name, profile, "promoted", made.release.number, seconds, made.observed)
+
+
+def _key(loaded: Loaded, report: Reporter, *, look_only: bool) -> Secret | None:
+    """None for an open server, and in a preview before there is a key."""
+    ref = loaded.inventory.server.api_key
+    if ref is None or (look_only and loaded.source(ref).unmade):
+        return None
+    key = loaded.secret(ref)
+    report.hide(key)
+    return key
 
 
 def _place(loaded: Loaded, conns: Sequence[Connection], rank: int) -> Place | None:

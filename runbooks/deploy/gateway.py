@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from runbooks import paths
+from runbooks.deploy.key import ready_key
 from runbooks.engine.errors import UsageError
 from runbooks.engine.facts import Facts
 from runbooks.engine.run import Options, converge
@@ -47,7 +48,7 @@ def gateways(session: Session, *, check: bool = False, diff: bool = False) -> in
     ]
     if not names:
         raise UsageError("no group of these hosts has a gateway", next="groups.NAME.gateway in the inventory")
-    key = session.secret(inventory.server.api_key)
+    key = session.api_key() if check else ready_key(session)
     failed = changes = False
     for name in names:
         with session.connect_gateway(name) as conn:

@@ -18,7 +18,7 @@ from runbooks.session import Session
 def check_gateways(session: Session) -> int:
     """Of each group with a gateway that holds a chosen host. Exit code 0 where every server gets requests, else 1."""
     inventory, failed = session.loaded.inventory, False
-    key = session.secret(inventory.server.api_key)
+    key = session.api_key()
     for name, group in inventory.groups.items():
         gateway = group.gateway
         if gateway is None or not set(group.hosts) & set(session.hosts):

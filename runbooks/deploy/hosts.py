@@ -11,6 +11,7 @@ from runbooks.deploy import guard, releases, software
 from runbooks.deploy.attempt import now
 from runbooks.deploy.back import Placed, at, prove, start_again
 from runbooks.deploy.flow import DeployResult, agree, deploy, out_of_traffic
+from runbooks.deploy.key import ready_key
 from runbooks.deploy.look import Host, look
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica, group_of
@@ -33,6 +34,8 @@ def deploy_hosts(
     together = nodes(inventory, profile)  # a wrong name is refused before any host is touched
     if together > 1:
         _must_be_one_server(session, profile, together)
+    if not check:
+        ready_key(session)
     results: list[DeployResult] = []
 
     def work(conns: Sequence[Connection]) -> None:
@@ -194,7 +197,7 @@ def _behind_gateway(session: Session, host: str, *, look_only: bool = False) -> 
     if group is None or look_only:
         yield None
         return
-    key = session.secret(inventory.server.api_key)
+    key = session.api_key()
     with session.connect_gateway(group) as conn:
         yield Replica.of(conn, inventory, group, host, key, session.report)
 

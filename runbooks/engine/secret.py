@@ -47,7 +47,7 @@ class Secret:
 class SecretSource:
     """Where a secret is read from when it is needed: one of an environment variable, a file (mode 0600), a command.
 
-    `generate`: a file that is not there is written first, with 256 random bits.
+    `generate`: a file that is not there is written by `make`, with 256 random bits.
     """
 
     env: str | None = None
@@ -56,19 +56,38 @@ class SecretSource:
     generate: bool = False
     base: Path = field(default_factory=Path)
 
+    @property
+    def path(self) -> Path | None:
+        return self.base / expand(self.file) if self.file is not None else None
+
+    @property
+    def unmade(self) -> bool:
+        """A file that is to be generated, and was not yet."""
+        return self.generate and self.path is not None and not self.path.exists()
+
     def resolve(self) -> Secret:
         """Read the secret. Raises UsageError that names the source, never its content."""
         if self.env is not None:
             if self.env not in os.environ:
                 raise UsageError(f"secret: the environment variable {self.env} is not set")
             return Secret(os.environ[self.env])
-        if self.file is not None:
-            path = self.base / expand(self.file)
-            if self.generate:
-                _generate(path)
-            return Secret(_read_private(path))
+        if self.path is not None:
+            if self.unmade:
+                raise UsageError(
+                    f"secret: {self.path} is not there",
+                    next="invoke deploy makes it or brings it from the host; a server without a key is `api_key: open`",
+                )
+            return Secret(_read_private(self.path))
         assert self.command is not None
         return Secret(_run(self.command))
+
+    def make(self, secret: Secret | None = None) -> Secret:
+        """Write the file that is not there yet, with this secret or a random one; what it holds then. Whole or not at
+        all: of two runs at once, one wins for both.
+        """
+        assert self.path is not None
+        _write_private(self.path, secret.reveal() if secret else f"sk-{secrets.token_urlsafe(32)}")
+        return self.resolve()
 
 
 def _read_private(path: Path) -> str:
@@ -81,15 +100,13 @@ def _read_private(path: Path) -> str:
         raise UsageError(f"secret: {path}: {error.strerror}") from None
 
 
-def _generate(path: Path) -> None:
-    """Write a random secret where there is no file. Whole or not at all: of two runs at once, one wins for both."""
-    if path.exists():
-        return
+def _write_private(path: Path, text: str) -> None:
+    """What is there already stays."""
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"sk-{secrets.token_urlsafe(32)}\n")
+            file.write(f"{text}\n")
         with contextlib.suppress(FileExistsError):
             os.link(staged, path)
         staged.unlink()

@@ -57,7 +57,7 @@ def check(conn: Connection, loaded: Loaded, host: str, report: Reporter, key: Se
 
 def check_hosts(session: Session) -> int:
     """Exit code 0 where nothing failed (warnings are no failure), else 1."""
-    key = session.secret(session.loaded.inventory.server.api_key)
+    key = session.api_key()
     outcomes = session.each(lambda conn: check(conn, session.loaded, conn.name, session.report, key))
     failed = session.tell_errors(outcomes)
     results = [outcome.value for outcome in outcomes if outcome.value is not None]

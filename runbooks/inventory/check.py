@@ -24,15 +24,34 @@ def check(document: Document) -> Inventory | None:
     if document.value is None:
         document.problem((), "is empty")
         return None
-    _walk(document.value, Inventory, (), document)
+    value = _open_server(document)
+    _walk(value, Inventory, (), document)
     if document.problems:
         return None
-    inventory = msgspec.convert(document.value, Inventory, strict=True, str_keys=True)
+    inventory = msgspec.convert(value, Inventory, strict=True, str_keys=True)
     _names(inventory, document)
     _ports(inventory, document)
     check_words(document)
     check_machines(inventory, document)
     return None if document.problems else inventory
+
+
+def _open_server(document: Document) -> object:
+    """The document with `server.api_key: open` as None, which cannot be written: a line left empty opens no server."""
+    value, path = document.value, ("server", "api_key")
+    server = value.get("server") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(server, dict) or "api_key" not in server:
+        return value
+    if server["api_key"] == "open":
+        return {**value, "server": {**server, "api_key": None}}
+    if not isinstance(server["api_key"], dict):
+        document.problem(
+            path,
+            "should be a secret ({file: ...}, {env: ...} or {command: [...]}), or `open`: whoever reaches it may ask; "
+            f"found {_found(server['api_key'])}. Without the line, a key is made",
+        )
+        return {**value, "server": {name: one for name, one in server.items() if name != "api_key"}}
+    return value
 
 
 def _walk(value: object, kind: Any, path: Path, document: Document) -> None:
@@ -83,6 +102,10 @@ def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Doc
             document.problem(path, "a secret has exactly one source: env, file or command")
         elif value.get("generate") and sources != ["file"]:
             document.problem((*path, "generate"), "only a file can be generated")
+        elif value.get("generate") and path != ("server", "api_key"):
+            document.problem(
+                (*path, "generate"), "only the server's API key can be generated: this one is known elsewhere"
+            )
 
 
 def _without_none(kind: Any, value: object) -> Any:

@@ -31,9 +31,11 @@ class Loaded:
         return f"{self.path}:{self.document.line(path)}"
 
     def secret(self, ref: SecretRef) -> Secret:
-        """Read a secret now. Raises UsageError that names its source."""
-        source = SecretSource(env=ref.env, file=ref.file, command=ref.command, generate=ref.generate, base=self.folder)
-        return source.resolve()
+        """Read a secret now; nothing is written. Raises UsageError that names its source."""
+        return self.source(ref).resolve()
+
+    def source(self, ref: SecretRef) -> SecretSource:
+        return SecretSource(env=ref.env, file=ref.file, command=ref.command, generate=ref.generate, base=self.folder)
 
     def runtime_for(self, host: str) -> Runtime:
         return self.inventory.runtimes[self.inventory.hosts[host].runtime or self.inventory.runtime]

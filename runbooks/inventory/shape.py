@@ -11,7 +11,8 @@ Scalar = str | int | float | bool
 
 
 class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one source of a secret. `generate`: a file that is not there is written, with a random one."""
+    """Exactly one source of a secret. `generate`: a file that is not there is written, with a random one, by what
+    needs it first."""
 
     env: str | None = None
     file: str | None = None
@@ -286,7 +287,7 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 30000
     user: str = "sglang"
-    api_key: SecretRef | None = None
+    api_key: SecretRef | None = SecretRef(file="secrets/api-key", generate=True)  # None: written as `open`
     ready_budget: int = 1800  # seconds that a start may take until the first real completion
 
 

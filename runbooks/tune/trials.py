@@ -11,6 +11,7 @@ from runbooks.bench.results import BenchResult, writable
 from runbooks.bench.sweep import run_bench
 from runbooks.deploy import hosts as deploying
 from runbooks.deploy.flow import deploy
+from runbooks.deploy.key import ready_key
 from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.session import Session
 from runbooks.sglang.argv import resolve
@@ -61,6 +62,7 @@ class Experiment:
         if not self.session.consent(f"{question} Go on?"):
             raise CheckFailed("nothing was changed: no consent to the downtime", host=self.host, step="tune")
         self.session.yes = True  # one answer for all of them
+        ready_key(self.session)
         try:
             for name in [record.baseline, *self.profiles]:
                 if record.trial(name) is None:

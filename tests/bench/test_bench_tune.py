@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from runbooks.bench import assess
@@ -62,7 +63,9 @@ class Site:
         loaded = load(ROOT / "inventory.yaml")
         final = loaded.inventory.profiles["final"]
         names = {**loaded.inventory.profiles, "good": final, "poison": final, "broken": final, "away": final}
-        inventory = SimpleNamespace(profiles=names, bench=loaded.inventory.bench, gpus=loaded.inventory.gpus)
+        whole = loaded.inventory
+        server = msgspec.structs.replace(whole.server, api_key=None)
+        inventory = SimpleNamespace(profiles=names, bench=whole.bench, gpus=whole.gpus, server=server)
         session: Any = SimpleNamespace(
             loaded=SimpleNamespace(inventory=inventory, model_for=loaded.model_for),
             hosts=["glm5-a"],

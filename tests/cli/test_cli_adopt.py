@@ -55,6 +55,27 @@ def test_the_inventory_that_is_written_loads(found: Found, tmp_path: Path) -> No
     assert "mem_fraction_static" in rows
 
 
+@pytest.mark.parametrize(
+    ("words", "more", "written"),
+    [
+        (WORDS, {}, {"env": "SGLANG_API_KEY"}),
+        ([word for word in WORDS if word not in ("--api-key", "sk-sentinel")], {}, "open"),
+        (
+            WORDS[:-4],
+            {"words": '["--model-path", "/srv/glm"]', "keyed": "yes\n"},
+            {"file": "secrets/api-key", "generate": True},
+        ),
+    ],
+    ids=["as an argument", "none", "a release of ours"],
+)
+def test_its_key_is_neither_lost_nor_made_up(words: list[str], more: dict[str, str], written: object) -> None:
+    base = load(ROOT / "inventory.yaml")
+    found = read({**SAID, "argv": "\0".join(words) + "\0", **more}, "glm5-a")
+    assert inventory_for(base.document.value, "glm5-a", found)["server"]["api_key"] == written
+    told = [row[1] for row in differences(found, base.inventory) if row[0] == "API key"]
+    assert told == (["none: whoever reaches 127.0.0.1:31000 may ask"] if written == "open" else [])
+
+
 def test_a_host_without_a_server_says_so() -> None:
     with pytest.raises(CheckFailed, match="no SGLang server runs"):
         read({"gpus": ""}, "glm5-a")

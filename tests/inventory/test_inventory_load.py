@@ -12,7 +12,7 @@ import pytest
 
 from runbooks.engine.errors import UsageError
 from runbooks.engine.secret import Secret
-from runbooks.inventory import load, select
+from runbooks.inventory import Loaded, load, select
 from runbooks.inventory.shape import Inventory, SecretRef
 
 EXAMPLE = Path(__file__).parents[2] / "inventory.yaml"
@@ -213,12 +213,42 @@ def test_the_shipped_server_has_a_key_that_is_made_once_and_private(tmp_path: Pa
     loaded = load(path)
     ref = loaded.inventory.server.api_key
     assert ref is not None
-    first = loaded.secret(ref)
+    with pytest.raises(UsageError, match="secrets/api-key is not there"):
+        loaded.secret(ref)
+    assert [one.name for one in tmp_path.iterdir()] == ["inventory.yaml"]  # reading makes nothing
+    first = loaded.source(ref).make()
     assert len(first.reveal()) > 40
-    assert loaded.secret(ref) == first
+    assert loaded.secret(ref) == first == loaded.source(ref).make()
     made = tmp_path / "secrets" / "api-key"
     assert (made.stat().st_mode & 0o777, made.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert [one.name for one in made.parent.iterdir()] == ["api-key"]
+
+
+def _server(tmp_path: Path, line: str) -> Loaded:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(re.sub(r"  api_key: .*\n", line, EXAMPLE.read_text()))
+    return load(path)
+
+
+def test_a_server_without_a_line_has_a_key_too(tmp_path: Path) -> None:
+    shipped = load(EXAMPLE).inventory.server
+    assert _server(tmp_path, "").inventory.server == shipped
+    assert _server(tmp_path, "  api_key: open\n").inventory.server.api_key is None
+
+
+@pytest.mark.parametrize("line", ["  api_key:\n", "  api_key: null\n", "  api_key: none\n", "  api_key: sk-1\n"])
+def test_no_server_is_open_by_accident(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"should be a secret .* or `open`"):
+        _server(tmp_path, line)
+
+
+def test_only_the_servers_key_can_be_generated(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        EXAMPLE.read_text().replace("    user: ops", "    sudo_password: {file: p, generate: true}\n    user: ops", 1)
+    )
+    with pytest.raises(UsageError, match="only the server's API key can be generated"):
+        load(path)
 
 
 def test_only_a_file_can_be_generated(tmp_path: Path) -> None:
