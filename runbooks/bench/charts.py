@@ -103,6 +103,13 @@ def band(chart: Axes, points: Sequence[tuple[float, float, float]], name: str) -
     chart.fill_between(over, low, high, color=colour(name), alpha=0.14, linewidth=0)
 
 
+def strokes(
+    chart: Axes, y: Sequence[float], left: Sequence[float], right: Sequence[float], name: str, part: float
+) -> None:
+    """Level ones, each as thick as this part of the chart's height."""
+    chart.hlines(y, left, right, colour(name), linewidth=part * (HEIGHT - TOP - BOTTOM), alpha=0.8)
+
+
 def value(chart: Axes, x: float, y: float, text: str, *, above: float = 8.0) -> None:
     """Above a point of the data."""
     chart.annotate(

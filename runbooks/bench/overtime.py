@@ -7,7 +7,7 @@ from typing import Any
 
 from runbooks.bench import charts, hardware
 from runbooks.bench.loadgen import rawlog
-from runbooks.bench.loadgen.summary import Log
+from runbooks.bench.loadgen.records import request_of
 from runbooks.bench.results import BenchResult
 from runbooks.bench.words import streams
 
@@ -61,23 +61,22 @@ def _lanes(result: BenchResult) -> str:
     if not tops:
         return ""
     top = max(tops, key=lambda point: int(point["concurrency"]))
-    log = Log.of(rawlog.decode((result.folder / "raw" / top["log"]).read_bytes()))
-    begin, until = log.window[0], min(log.window[1], log.window[0] + round(SPAN * 1e9))
+    begin, until = top["windows"][0][0], min(top["windows"][0][1], top["windows"][0][0] + round(SPAN * 1e9))
     lanes = min(LANES, top["concurrency"])
+    blocks = rawlog.decode((result.folder / "raw" / top["log"]).read_bytes())
+    drawn = [one for one in blocks if "slot" in one[0] and one[0]["end"] >= begin and one[0]["start"] <= until]
     chart = charts.axes("seconds in the window", "stream")
     charts.linear(chart, "x", 0.0, (until - begin) * 1e-9)
     charts.linear(chart, "y", lanes + 0.5, 0.5)  # the first on top
     chart.grid(visible=False)
     bars: dict[str, list[tuple[int, float, float]]] = {}
-    for request in log.requests:
-        if request.slot >= lanes or request.end < begin or request.start > until:
-            continue
+    for request in (request_of(*block) for block in drawn if block[0]["slot"] < lanes):
         first = request.first if request.first is not None else request.end
         for name, low, high in (("communication", request.start, first), ("measured", first, request.last or first)):
-            left, right = ((min(max(at, begin), until) - begin) * 1e-9 for at in (low, high))
-            if right > left:
-                bars.setdefault("bad" if request.failure else name, []).append((request.slot + 1, right - left, left))
+            span = [(min(max(at, begin), until) - begin) * 1e-9 for at in (low, high)]
+            if span[1] > span[0]:
+                bars.setdefault("bad" if request.failure else name, []).append((request.slot + 1, *span))
     for name, known in bars.items():
-        lane, length, left_ends = zip(*known, strict=True)
-        chart.barh(lane, length, 0.76, left_ends, color=charts.colour(name), alpha=0.8)
+        lane, left, right = zip(*known, strict=True)
+        charts.strokes(chart, lane, left, right, name, 0.76 / lanes)
     return charts.svg(chart, f"Requests at {streams(lanes)}")

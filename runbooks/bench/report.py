@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runbooks.bench import compare, figures, measured, overtime, tables
+from runbooks.bench import answers, compare, figures, measured, overtime, tables
+from runbooks.bench.answers import Check
 from runbooks.bench.results import BenchResult
 from runbooks.bench.words import attempts, load, streams
 from runbooks.engine.report import Reporter
@@ -100,6 +101,7 @@ def _render(
         points=result.points,
         columns=columns,
         rows=rows,
+        answers=answers.of(result, strip(result), proof(result)),
         strip=strip(result),
         proof=proof(result),
         charts=charts,
@@ -130,8 +132,8 @@ def simulated(provenance: Mapping[str, Mapping[str, str]]) -> str | None:
     return told if "stand-in" in told else None
 
 
-def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
-    """The validity strip: (what, value, well)."""
+def strip(result: BenchResult) -> list[Check]:
+    """The validity strip."""
     points = result.points
     sent = sum(point["requests"]["sent"] for point in points)
     failed = sum(point["requests"]["failed"] for point in points)
@@ -151,14 +153,18 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
         (
             "tokens, client to server",
             "server tells none" if worst is None else f"{worst:+.2%}",
-            worst is None or abs(worst) <= 0.01,
+            None if worst is None else abs(worst) <= 0.01,
         ),
         (
             "prompt tokens cached",
             f"{cached / prompt:.1%}" if prompt else "not told",
-            all(not _fault(p, "prefix cache") for p in points),
+            all(not _fault(p, "prefix cache") for p in points) if prompt else None,
         ),
-        ("CUDA graphs", graphs, not limits.graphs_off and (limits.graph_max or top) >= top),
+        (
+            "CUDA graphs",
+            graphs,
+            not limits.graphs_off and (limits.graph_max or top) >= top if graphs != "not told" else None,
+        ),
         ("client lateness p99", f"{late:.2g} ms", all(not _fault(p, "the client was") for p in points)),
         (
             "null server",
@@ -169,16 +175,16 @@ def strip(result: BenchResult) -> list[tuple[str, str, bool]]:
     ]
 
 
-def _canary(result: BenchResult) -> list[tuple[str, str, bool]]:
+def _canary(result: BenchResult) -> list[Check]:
     canary = result.run.get("canary")
     if result.run.get("about") and not canary:  # an experiment, and it says of what kind
-        return [("canary afterwards", "none, as said above", True)]
+        return [("canary afterwards", "none, as said above", None)]
     return [
         ("canary afterwards", canary["verdict"] if canary else "not run", bool(canary) and not result.canary_failed)
     ]
 
 
-def _noise(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+def _noise(points: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Between the passes over one sweep, where there were several: half of what lies between the furthest two."""
     apart = []
     for point in points:
@@ -188,7 +194,7 @@ def _noise(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
     return [("passes apart, at most", f"±{max(apart):.1%}", max(apart) <= APART)] if apart else []
 
 
-def _clocks(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
+def _clocks(points: Sequence[Mapping[str, Any]]) -> list[Check]:
     told = [point["hardware"] for point in points if point.get("hardware")]
     if not told:
         return []
