@@ -6,8 +6,11 @@ import contextlib
 import io
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runbooks.canary import install
@@ -79,3 +82,19 @@ def test_the_units() -> None:
     assert ("LoadCredential=" in service) == (server.api_key is not None)
     assert f"--textfile {install.TEXTFILE}" in service
     assert "SuccessExitStatus=1 3 4" in service  # a verdict is no failure of the canary
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+@pytest.mark.parametrize("key", [False, True])
+def test_systemd_takes_the_units(tmp_path: Path, key: bool) -> None:
+    loaded = load(ROOT / "inventory.yaml")
+    shipped = loaded.inventory.server
+    server = shipped if key else msgspec.structs.replace(shipped, api_key=None)
+    model = loaded.model_for(next(iter(loaded.inventory.hosts)))
+    files = install.units("/opt/runbooks/tools/x.pyz", server, model, every="10m", battery="quick")
+    for path, text in files.items():
+        (tmp_path / Path(path).name).write_text(text)
+    for path in files:
+        verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=one", str(tmp_path / Path(path).name)]
+        done = subprocess.run(verify, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

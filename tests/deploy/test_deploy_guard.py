@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -153,3 +154,15 @@ def test_one_that_never_ends_is_told(here: Here, monkeypatch: pytest.MonkeyPatch
     finally:
         subprocess.run(["pkill", "-P", str(holder.pid)], check=False)
         holder.wait(10)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_takes_its_units(here: Here) -> None:
+    folder = here.folder / "etc/systemd/system"
+    server = folder / "sglang.service"
+    server.unlink()
+    server.write_text("[Service]\nExecStart=/bin/true\n")
+    for name in ("runbooks-fallback.service", "runbooks-fallback.timer"):
+        verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=one", str(folder / name)]
+        done = subprocess.run(verify, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
