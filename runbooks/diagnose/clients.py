@@ -95,7 +95,7 @@ def between() -> tuple[Signature, ...]:
         ),
         Signature(
             "client-gave-up",
-            r"APITimeoutError|\b(?:httpx|openai|aiohttp)\b.*Time(?:d )?out\w*|SocketTimeoutError",
+            r"APITimeoutError|\bhttpx\.(?:Read|Connect|Pool|Write)Timeout|(?:Socket|Server)TimeoutError",
             "a client waited longer than it wanted to: a long queue, a long prompt, or a server that hangs",
             "invoke health tells busy from stuck",
             "slow-throughput",

@@ -18,7 +18,7 @@ from tests.canary.loopback import Loopback
 
 Body = dict[str, Any]
 Http = tuple[int, str, str]  # status, content type, body
-Shape = Callable[[Body, str], Http]
+Shape = Callable[[Body, str], Http | None]
 
 JSON, SSE, HTML = "application/json", "text/event-stream", "text/html"
 
@@ -143,14 +143,15 @@ SHAPES: Mapping[str, Shape] = {
 
 @dataclass
 class Engine(Loopback):
-    """A server of one shape. `models`: what /v1/models lists; `slots`: requests at once, the others wait; `health`: the
-    status of /health. `pages` are answers to GET, by path."""
+    """A server of one shape. `models`: what /v1/models lists; `slots`: requests at once, the others wait. `pages` are
+    answers to GET, by path; `weigh` to /v1/completions. A shape that answers None drops the connection."""
 
     shape: Shape
     answer: Callable[[Body], str]
     models: tuple[str, ...] = ("glm-5",)
     slots: int = 1000
     pages: Mapping[str, Http] = field(default_factory=dict)
+    weigh: Callable[[Body], Http] = lambda _body: error(404, "Not Found")  # most of them do not weigh a prompt
     asked: list[Body] = field(default_factory=list)
 
     def __enter__(self) -> Engine:
@@ -168,12 +169,16 @@ class Engine(Loopback):
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if "messages" not in body:  # none of them weighs a prompt
-                    self._send(*error(404, "Not Found"))
+                if "messages" not in body:
+                    self._send(*outer.weigh(body))
                     return
                 outer.asked.append(body)
                 with room:
-                    self._send(*outer.shape(body, outer.answer(body)))
+                    said = outer.shape(body, outer.answer(body))
+                if said is None:
+                    self.close_connection = True
+                else:
+                    self._send(*said)
 
             def _send(self, status: int, kind: str, text: str) -> None:
                 raw = text.encode()

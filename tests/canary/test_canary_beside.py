@@ -15,6 +15,7 @@ CAUSES = {
     "router.log": ("router-worker", "server-down"),
     "router-metrics-after-kill.txt": ("router-worker", "server-down"),  # its counters name the refusals
     "router-kill-timeline.txt": ("router-worker", "server-down"),
+    "sglang0523-nan-crash-health-window.txt": ("no-answer", "server-down"),
     "sglang-resolve-matrix.txt": ("bad-value", "deploy-failed"),  # wrong values are tried there on purpose
 }
 """All others are of servers that did nothing wrong that their words would tell: a benchmark of NaN looks like any."""

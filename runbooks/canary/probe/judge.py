@@ -202,7 +202,7 @@ def _token_zero(reply: Reply, expect: Expect, shown: str) -> Iterator[Finding]:
     # sound.
     grade = NOTE if not expect.known and not expect.fluent and sound(reply) else NAN
     character, length = shape.longest_run(text)
-    only_marks = set(text.strip()) == {"!"} and len(text.strip()) >= 4
+    only_marks = set(packed := "".join(text.split())) == {"!"} and len(packed) >= 4
     if (character == "!" and length >= TOKEN_ZERO_RUN) or only_marks:
         yield Finding(
             "token-zero", grade, f"{length} times '!' in a row, token 0 of the vocabulary (argmax of NaN): {shown!r}"

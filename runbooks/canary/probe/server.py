@@ -32,6 +32,17 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 """Our name -> the names that versions of SGLang gave it (sglang #25821 renamed nsa to dsa)."""
 
 
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "running": ("sglang:num_running_reqs", "vllm:num_requests_running", "llamacpp:requests_processing"),
+    "queued": ("sglang:num_queue_reqs", "vllm:num_requests_waiting", "llamacpp:requests_deferred", "tgi_queue_size"),
+    "kv_use": ("sglang:token_usage", "vllm:kv_cache_usage_perc", "llamacpp:kv_cache_usage_ratio"),
+    "generated": ("sglang:generation_tokens_total", "vllm:generation_tokens_total", "llamacpp:tokens_predicted_total"),
+    "cached": ("sglang:cached_tokens_total", "vllm:prefix_cache_hits_total"),
+    "throughput": ("sglang:gen_throughput", "llamacpp:predicted_tokens_seconds"),
+}
+"""Our name -> the names of engines; a busy server is to be spared, whatever it is called."""
+
+
 @dataclass(frozen=True)
 class About:
     """None: the server did not say."""
@@ -69,15 +80,13 @@ def load(endpoint: Endpoint, *, timeout: float = 3.0) -> dict[str, Any]:
     if status != 200:
         return {}
     text = body.decode("utf-8", "replace")
-    running, queued = metric(text, "sglang:num_running_reqs"), metric(text, "sglang:num_queue_reqs")
-    return {
-        "running": None if running is None else int(running),
-        "queued": None if queued is None else int(queued),
-        "kv_use": metric(text, "sglang:token_usage"),
-        "generated": metric(text, "sglang:generation_tokens_total"),
-        "cached": metric(text, "sglang:cached_tokens_total"),
-        "throughput": metric(text, "sglang:gen_throughput"),
-    }
+    found = {ours: _first_metric(text, theirs) for ours, theirs in METRICS.items()}
+    whole = {name: None if found[name] is None else int(found[name] or 0) for name in ("running", "queued")}
+    return {**found, **whole}
+
+
+def _first_metric(text: str, names: tuple[str, ...]) -> float | None:
+    return next((value for name in names if (value := metric(text, name)) is not None), None)
 
 
 def metric(text: str, name: str) -> float | None:
