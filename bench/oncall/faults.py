@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from bench.oncall.world import ONLY_FINAL, World
 
@@ -25,12 +25,14 @@ STREAMS = (
 @dataclass(frozen=True)
 class Fault:
     """`cured`: the page itself leads to a healthy end in the lab; False where its cure is beyond what a lab can show
-    (a power cycle, a driver's repair), or where the page says to wait."""
+    (a driver's repair), or where the page says to wait. `by_hand`: what the page has people do at a console or a power
+    switch before the block of that name, where no command can."""
 
     what: str
     make: Act
     cured: bool = True
     mend: Act = lambda world: None
+    by_hand: Mapping[str, Act] = field(default_factory=dict)
 
 
 def _knobs(**knobs: object) -> Act:
@@ -71,6 +73,8 @@ def _invoke(*words: str) -> Act:
 
 
 _SERVED: Act = lambda world: world.served()  # noqa: E731  (a name for the table below)
+_VM: Act = _invoke("provision", "--tags", "vm", "--yes")
+_POWER_CYCLE: Act = _on_node(f"for d in {PCI}/*; do printf '\\336\\020' >$d/config; done")
 _SHM = "mount -o remount,size={} /dev/shm"
 
 FAULTS: dict[str, Fault] = {
@@ -113,8 +117,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "host-unreachable": Fault(
         "sshd listens no more",
-        _run("(sleep 1; systemctl stop ssh.socket ssh; sleep 25; systemctl start ssh) >/dev/null 2>&1 &"),
+        _run("(sleep 1; systemctl stop ssh.socket ssh; sleep 20; systemctl start ssh) >/dev/null 2>&1 &"),
         mend=lambda world: world.host.wait(),
+        by_hand={"check": lambda world: world.host.wait()},  # whoever is at its console starts sshd
     ),
     "watch-blind": Fault("the canary's timer is gone", _run("systemctl disable --now runbooks-canary.timer")),
     "proxmox-api": Fault(
@@ -126,13 +131,13 @@ FAULTS: dict[str, Fault] = {
     "vm-start": Fault(
         "the VM is switched off",
         _invoke("vm.shutdown", "--yes"),
-        mend=_both(_invoke("provision", "--tags", "vm", "--yes"), _SERVED),
+        mend=_both(_VM, _SERVED),
     ),
     "gpu-reset": Fault(
         "a card answers ffff",
         _on_node(f"d=$(ls {PCI} | head -n 1); printf '\\377\\377\\377\\377' >{PCI}/$d/config"),
-        cured=False,
-        mend=_both(_on_node(f"for d in {PCI}/*; do printf '\\336\\020' >$d/config; done"), _SERVED),
+        mend=_both(_POWER_CYCLE, _VM, _SERVED),
+        by_hand={"converge": _POWER_CYCLE},
     ),
     "guest-window": Fault(
         "the VM's CPU was changed by hand",

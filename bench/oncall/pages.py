@@ -40,15 +40,19 @@ class Ran:
 def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
     for page in names or oncall.names():
         fault = FAULTS[page]
-        fault.make(world)
         try:
+            fault.make(world)
             for block in blocks(oncall.load(page).text):
+                if act := fault.by_hand.get(block.name):
+                    act(world)
                 begun = time.monotonic()
                 code, said = _run(world, block)
                 ran = code in GRACEFUL and not _BROKEN.search(said)
                 if block.section == LAST and fault.cured:
                     ran = ran and code in (0, 3)
                 yield Ran(page, block.name, fault.what, code, ran, time.monotonic() - begun, said)
+        except (RunbookError, AssertionError) as error:
+            yield Ran(page, "(the fault)", fault.what, 255, False, 0.0, str(error))
         finally:
             _mend(world, fault)
 
