@@ -89,7 +89,7 @@ POISONS: dict[str, Poison] = {
     "logprobs NaN": Poison("nan", numbers=Sick(NAN_WORD), hidden=True),
     "logprobs all the least there is": Poison("nan", numbers=Sick(FLAT), hidden=True),
     "HTTP 500 of the encoder": Poison("nan", breaks=_fails("Out of range float values are not JSON compliant")),
-    "HTTP 500 of the sampler": Poison("nan", breaks=_fails("probability tensor contains either inf, nan or element < 0")),
+    "HTTP 500 of the sampler": Poison("nan", breaks=_fails("probability tensor contains inf, nan or element < 0")),
     "HTTP 500 without a word, to everything": Poison("dead", breaks=_fails("Internal Server Error")),
     "an error inside the stream": Poison("degraded", breaks=_fails_inside),
     "an error as an event of its own": Poison("nan", breaks=_fails_inside_flat),
