@@ -225,7 +225,7 @@ def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host:
         host=host,
         step="bench",
         details=[] if error else [line for line in tail if not line.startswith("{")][-8:],
-        next=f"invoke health --hosts {host}",
+        next=f"invoke health --hosts {host}" + ("" if error else "; then the same command with --resume goes on"),
         page="server-down",
     )
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -14,6 +18,7 @@ import pytest
 
 from runbooks import paths
 from runbooks.bench import BenchOptions, bench_url, recompute, run_bench
+from runbooks.bench.results import BenchResult
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection, Target
@@ -91,6 +96,50 @@ def test_a_sweep_comes_home_with_all_that_judges_it(
     left = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert left == []  # the key is nowhere: no job, no log, no result
     assert not any((tmp_path / "state" / "bench").iterdir())
+
+
+def test_a_sweep_killed_in_the_middle_is_resumed(
+    host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9, as the kernel does when memory runs out: no handler, no goodbye."""
+    loaded, out = inventory(port, monkeypatch), tmp_path / "results"
+
+    def bench(**more: Any) -> BenchResult:
+        options = BenchOptions(concurrency=(1, 2, 3), canary=False, self_check=False, **more)
+        return run_bench(host, loaded, "glm5-a", options=options, report=Reporter(Recorder()), out=out)
+
+    killed = Thread(target=lambda: kill_after(tmp_path / "state" / "bench", "00-c1.bin"))
+    killed.start()
+    with pytest.raises(RunbookError, match="ended with 137") as error:
+        bench()
+    killed.join()
+    assert "--resume" in (error.value.next or "")
+    assert not out.exists()
+    (work,) = (tmp_path / "state" / "bench").iterdir()
+    first = (work / "out" / "00-c1.bin").read_bytes()
+    with pytest.raises(UsageError, match="no sweep of these options"):
+        bench(resume=True, window=0.4)
+    assert (work / "out" / "00-c1.bin").read_bytes() == first  # a refusal takes nothing away
+
+    result = bench(resume=True)
+    assert [point["concurrency"] for point in result.points] == [1, 2, 3]
+    assert [len(point["repeats"]) for point in result.points] == [2, 2, 2]
+    assert (result.folder / "raw" / "00-c1.bin").read_bytes() == first  # not measured again
+    assert result.run["loadgen"]["resumed"] >= 1
+    assert result.run["loadgen"]["interrupted"] is False
+    assert recompute(result.folder).differences == ()
+    with pytest.raises(UsageError, match="no sweep of these options"):
+        bench(resume=True)  # that one is over
+
+
+def kill_after(folder: Path, log: str) -> None:
+    """Kill the load generator once this log is whole, within the point after it."""
+    until = time.monotonic() + 60
+    while not list(folder.glob(f"*/out/{log}")) and time.monotonic() < until:
+        time.sleep(0.01)
+    (pid,) = folder.glob("*/pid")
+    time.sleep(0.2)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
