@@ -31,6 +31,14 @@ def deploy_hosts(
     The hosts of a profile with `nnodes` are one server, and are deployed together.
     """
     inventory = session.loaded.inventory
+    if not profile:
+        known = list(inventory.profiles)
+        named = "final" if "final" in known else next(iter(known), "NAME")
+        raise UsageError(
+            "deploy: which profile?",
+            details=[f"there are: {', '.join(known)}"],
+            next=f"invoke deploy --profile {named} --check --diff",
+        )
     together = nodes(inventory, profile)  # a wrong name is refused before any host is touched
     if together > 1:
         _must_be_one_server(session, profile, together)

@@ -134,11 +134,12 @@ def build(
     problems += [f"env: {line}" for line in _bad_environment(env)]
     if problems:
         fit = fitting(inventory, model=model, runtime=runtime) if advise else []
+        best = "final"
         advice = [f"profiles that fit: {', '.join(fit)}"] if fit else []
         raise UsageError(
             f"profile {name} cannot be started with SGLang {runtime.sglang}",
             details=problems + advice,
-            next=f"invoke deploy --profile {fit[0]}" if fit else None,
+            next=f"invoke deploy --profile {best if best in fit else fit[0]}" if fit else None,
         )
     notes = (flags.note,) if flags.note else ()
     return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes, place.hosts if place else ())

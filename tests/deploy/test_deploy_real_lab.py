@@ -91,6 +91,25 @@ def test_a_crash_while_it_serves_is_mended_by_its_unit(site: Site) -> None:
     assert int(site.sh("systemctl show -p NRestarts --value sglang")) == int(before) + 1
 
 
+def test_a_rollback_brings_back_flags_and_runs_the_software_of_the_record(site: Site) -> None:
+    """The process that serves is the interpreter of the release's record, and holds just the packages that it names."""
+    assert deploy_hosts(site.session()[0], "other", full_canary=False) == 0
+    assert site.current != ["1"]
+    assert rollback_hosts(site.session()[0], 1) == 0
+    assert site.current == ["1"]
+    record = json.loads(site.sh("cat /opt/runbooks/releases/1/software.json"))
+    pid = site.sh("systemctl show -p MainPID --value sglang")
+    assert site.sh("systemctl show -p Environment --value sglang").startswith("RUNBOOKS_RELEASE=1:")
+    runtime = record["interpreter"].removesuffix("/venv/bin/python")
+    libraries = site.sh(f"grep -o '/opt/runbooks/runtimes/[^/]*' /proc/{pid}/maps | sort -u").split()
+    assert libraries == [runtime]
+    assert (
+        site.sh("grep -o '/opt/runbooks/runtimes/[^/]*/venv' /opt/runbooks/current/sglang.service") == f"{runtime}/venv"
+    )
+    freeze = json.loads(site.sh(f"{record['interpreter']} -m pip list --format=json 2>/dev/null"))
+    assert {one["name"]: one["version"] for one in freeze} == record["packages"]
+
+
 def test_a_rollback_to_what_serves_changes_nothing(site: Site) -> None:
     pid = site.sh("systemctl show -p MainPID --value sglang")
     assert rollback_hosts(site.session()[0], 1) == 0
