@@ -171,13 +171,19 @@ BATTERY = {"battery": "quick (under 90 s), gate (with 64 streams at once) or ful
     name="run",
     default=True,
     iterable=["hosts"],
-    help={**WHERE, **BATTERY, "watch": "ask again after so long, e.g. 5m, until Ctrl-C"},
+    help={
+        **WHERE,
+        **BATTERY,
+        "watch": "ask again after so long, e.g. 5m, until Ctrl-C",
+        "accept": "the answers changed, and that is meant: if healthy, later runs are compared with today's",
+    },
 )
 def canary(
     context: Context,
     hosts: list[str],
     battery: str = "quick",
     watch: str = "",
+    accept: bool = False,
     inventory: str | None = None,
     json: bool = False,
     plain: bool = False,
@@ -186,7 +192,7 @@ def canary(
     from runbooks.canary import canary_hosts
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:
-        return canary_hosts(session, battery, watch=watch)
+        return canary_hosts(session, battery, watch=watch, accept=accept)
 
 
 @command(

@@ -264,8 +264,8 @@ CAUSES: tuple[Cause, ...] = (
         name="no longer what was deployed",
         text="greedy answers to fixed questions differ from those that this release gave at its gate, without any NaN",
         fix=(
-            "invoke releases --show N compares what runs with what was deployed; is the change meant, remove "
-            "/opt/runbooks/current/answers.json: the next canary writes it anew"
+            "invoke releases --show N compares what runs with what was deployed; is the change meant (a driver, a new "
+            "revision of the weights, a template): invoke canary --accept"
         ),
         source="the release's own answers.json",
         kinds=("drift",),

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from runbooks.canary.run import BATTERIES, LIMIT, Battery, CanaryResult, PromptResult, run_canary
+from runbooks.engine import lock
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Level, Reporter
 
@@ -26,15 +27,18 @@ WORDS = {
 }
 
 
-def canary_hosts(session: Session, battery: str, *, watch: str = "") -> int:
-    """Exit code 0 where every server is healthy, else 1. `watch`: again after that pause, until Ctrl-C."""
+def canary_hosts(session: Session, battery: str, *, watch: str = "", accept: bool = False) -> int:
+    """Exit code 0 where every server is healthy, else 1. `watch`: again after that pause, until Ctrl-C. `accept`: the
+    answers of a healthy server are the ones that later runs are compared with."""
     if battery not in LIMIT:
         raise UsageError(f"there is no battery {battery!r}", details=[BATTERIES])
     pause = seconds_of(watch, "--watch") if watch else 0
+    if pause and accept:
+        raise UsageError("--accept is said once, and --watch asks again and again", details=["one of the two"])
     key = session.api_key()
 
     def once() -> tuple[bool, Mapping[str, CanaryResult]]:
-        outcomes = session.each(lambda conn: _ask(session, conn, battery, key))
+        outcomes = session.each(lambda conn: _ask(session, conn, battery, key, accept))
         failed = session.tell_errors(outcomes)
         return failed, {outcome.host: outcome.value for outcome in outcomes if outcome.value is not None}
 
@@ -43,18 +47,25 @@ def canary_hosts(session: Session, battery: str, *, watch: str = "") -> int:
     failed, results = once()
     for host, result in results.items():
         tell(result, host, session.report)
-    return int(failed or any(result.exit_code for result in results.values()))
+        if accept:
+            _tell_accepted(result, host, session.report)
+    wanted = [result.accepted for result in results.values()] if accept else []
+    return int(failed or not all(wanted) or any(result.exit_code for result in results.values()))
 
 
-def _ask(session: Session, conn: Connection, battery: str, key: Secret | None) -> CanaryResult:
-    return run_canary(
+def _ask(session: Session, conn: Connection, battery: str, key: Secret | None, accept: bool) -> CanaryResult:
+    result = run_canary(
         conn,
         server=session.loaded.inventory.server,
         model=session.loaded.model_for(conn.name),
         battery=cast(Battery, battery),
         report=session.report,
         api_key=key,
+        accept=accept,
     )
+    if accept and result.accepted:
+        conn.ask(lock.audit_script("answers.json", "canary", ("accepted",)))
+    return result
 
 
 def _watch(once: Callable[[], tuple[bool, Mapping[str, CanaryResult]]], pause: int, report: Reporter) -> int:
@@ -74,6 +85,14 @@ def _watch(once: Callable[[], tuple[bool, Mapping[str, CanaryResult]]], pause: i
             time.sleep(pause)
     except KeyboardInterrupt:
         return code
+
+
+def _tell_accepted(result: CanaryResult, host: str, report: Reporter) -> None:
+    if result.accepted:
+        report.note("from now on compared with these answers", host=host, level="good")
+    else:
+        why = "it is not healthy" if result.exit_code else "there is no release here to keep them"
+        report.note(f"still compared with the answers of before: {why}", host=host, level="error")
 
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600}

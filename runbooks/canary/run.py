@@ -86,6 +86,7 @@ class CanaryResult:
     causes: tuple[Cause, ...] = ()
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    accepted: bool = False  # later runs are compared with this one's answers
 
     @property
     def exit_code(self) -> int:
@@ -116,11 +117,13 @@ def run_canary(
     battery: Battery = "quick",
     report: Reporter,
     api_key: Secret | None = None,
+    accept: bool = False,
 ) -> CanaryResult:
-    """Ask the battery of the server on this host. Raises RunbookError only where the probe itself could not run."""
+    """Ask the battery of the server on this host. `accept`: if it is healthy, its answers are the new ones to compare
+    with. Raises RunbookError only where the probe itself could not run."""
     artefact = push_zipapp(conn, "runbooks.canary.probe", "cli:main")
     reader = _Reader(report, conn.name)
-    script, uploads = _script(artefact, server, model, battery, api_key)
+    script, uploads = _script(artefact, server, model, battery, api_key, accept=accept)
     job = run_job(conn, "canary", script, limit=LIMIT[battery], report=report, uploads=uploads, on_line=reader.line)
     if reader.verdict is None:
         raise RunbookError(
@@ -142,9 +145,9 @@ def probe_words(artefact: str, server: Server, model: Model, battery: str) -> li
 
 
 def _script(
-    artefact: str, server: Server, model: Model, battery: str, api_key: Secret | None
+    artefact: str, server: Server, model: Model, battery: str, api_key: Secret | None, *, accept: bool = False
 ) -> tuple[str, dict[str, Secret | bytes]]:
-    words = probe_words(artefact, server, model, battery)
+    words = [*probe_words(artefact, server, model, battery), *(["--accept"] if accept else [])]
     lines = [
         f": canary {secrets.token_hex(4)}"
     ]  # each run is a job of its own: an earlier verdict must never be taken for this one
@@ -208,4 +211,5 @@ class _Reader:
             causes=rank(findings, settings),
             notes=tuple(self.notes),
             settings=settings,
+            accepted=bool(self.verdict.get("accepted")),
         )

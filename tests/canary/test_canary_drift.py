@@ -77,11 +77,6 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, broken: str) -> No
     assert drift.compare(drift.kept(tmp_path / "none"), BEFORE) is None
 
 
-def test_a_folder_that_is_not_there_keeps_nothing(tmp_path: Path) -> None:
-    drift.keep(tmp_path / "none" / "answers.json", BEFORE)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.served
 def test_the_first_healthy_run_writes_them_and_a_later_one_tells(tmp_path: Path) -> None:
     path = tmp_path / "answers.json"
@@ -104,3 +99,36 @@ def test_the_first_healthy_run_writes_them_and_a_later_one_tells(tmp_path: Path)
     assert run(terse) == "degraded"
     assert [one["kind"] for one in events[-1]["findings"] if one["grade"] != "note"] == ["drift"]
     assert path.read_text() == first
+
+
+@pytest.mark.served
+def test_a_change_that_is_meant_is_accepted_by_a_healthy_run_alone(tmp_path: Path) -> None:
+    path = record(tmp_path)
+    events: list[Any] = []
+
+    def run(answer: Any, *, accept: bool) -> str:
+        events.clear()
+        with Scripted(answer) as server:
+            endpoint = Endpoint(server.url, "glm-5")
+            return Canary(endpoint, "quick", events.append, answers=path, accept=accept).run()
+
+    def terse(asked: Asked) -> str:
+        return {"What is 2+2?": "4", "What is the capital of France?": "Paris"}.get(asked.text, healthy(asked))
+
+    before = path.read_text()
+    assert run(lambda asked: "!" * 24, accept=True) == "nan"
+    assert run(lambda asked: "4" if "2+2" in asked.text else "wet kettle", accept=True) == "degraded"
+    assert (path.read_text(), events[-1]["accepted"]) == (before, False)
+
+    assert run(terse, accept=False) == "degraded"
+    assert run(terse, accept=True) == "healthy"
+    assert events[-1]["accepted"]
+    assert any("taken as meant" in event["text"] for event in events if event["event"] == "note")
+    assert run(terse, accept=False) == "healthy"
+    assert run(healthy, accept=False) == "degraded"
+
+
+def test_answers_that_cannot_be_kept_are_not_accepted(tmp_path: Path) -> None:
+    assert not drift.keep(tmp_path / "none" / "answers.json", BEFORE)
+    assert list(tmp_path.iterdir()) == []
+    assert drift.keep(tmp_path / "answers.json", BEFORE)

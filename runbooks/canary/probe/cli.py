@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         knowledge=options.knowledge,
         budget=options.budget,
         answers=options.answers,
+        accept=options.accept,
     )
     said = canary.run()
     if options.state:
@@ -58,6 +59,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log", type=Path, metavar="FILE", help="the log of a server that is no systemd unit")
     parser.add_argument(
         "--answers", type=Path, metavar="FILE", help="what it said at first: written once, then compared"
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="with --answers: a change is meant; if healthy, compare with today's"
     )
     parser.add_argument("--silence", type=float, default=30.0, help="longest wait for the next byte, in seconds")
     parser.add_argument("--budget", type=float, help="seconds after which no further prompt is asked")

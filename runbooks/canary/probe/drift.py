@@ -26,13 +26,15 @@ FEWEST = 4
 """Tokens in common below which logprobs are not compared."""
 
 
-def keep(path: Path, answers: Mapping[str, Reply]) -> None:
-    """Write the answers down, whole or not at all. A folder that is not there or not ours to write: nothing is kept."""
+def keep(path: Path, answers: Mapping[str, Reply]) -> bool:
+    """Write the answers down, whole or not at all. A folder that is not there or not ours to write: False."""
     document = {name: {"text": one.text, "logprobs": _chosen(one)} for name, one in answers.items()}
     draft = path.with_name(f".{path.name}.draft")
     with suppress(OSError):
         draft.write_text(json.dumps(document, indent=1), encoding="utf-8")
         draft.replace(path)
+        return True
+    return False
 
 
 def kept(path: Path) -> Mapping[str, Any]:

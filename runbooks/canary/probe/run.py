@@ -26,8 +26,9 @@ WAITING = ("silent", "slow", "not-serving")  # what those of a burst meet for wh
 @dataclass
 class Canary:
     """One run. `knowledge`: the model is expected to know answers and to write prose of its own. `answers`: the file
-    with what it said when it was deployed: the first healthy run writes it, the later ones compare. `unit`, or else
-    `log`: where a server that hides NaN from its answers still tells of it."""
+    with what it said when it was deployed: the first healthy run writes it, the later ones compare; `accept`: this run
+    writes it anew, if it is healthy. `unit`, or else `log`: where a server that hides NaN from its answers still tells
+    of it."""
 
     endpoint: Endpoint
     battery: str
@@ -37,6 +38,7 @@ class Canary:
     knowledge: bool = True
     budget: float | None = None
     answers: Path | None = None
+    accept: bool = False
     prompts: Sequence[Prompt] = ()  # instead of the battery's
     seed: str = field(default_factory=lambda: secrets.token_hex(4))
     judged: list[Judged] = field(default_factory=list)
@@ -168,7 +170,9 @@ class Canary:
     def _compare(self) -> None:
         """With the answers of the deploy."""
         found = drift.compare(drift.kept(self.answers), self._fixed()) if self.answers else None
-        if found:
+        if found and self.accept:
+            self._note(f"taken as meant: {found.evidence}")
+        elif found:
             self.after.append(Named("after", found))
 
     def _fixed(self) -> dict[str, Reply]:
@@ -204,11 +208,16 @@ class Canary:
         spent = round(time.monotonic() - self.began, 2)
         self.conclusion = {"event": "verdict", "verdict": said, "findings": _plain(findings), "seconds": spent}
         self.conclusion |= {"requests": self.asker.requests, "tokens": self.asker.tokens, "asked": self.asked}
-        fixed = self._fixed()
-        if self.answers and said == "healthy" and len(fixed) == len(FIXED) and not self.answers.exists():
-            drift.keep(self.answers, fixed)
+        self.conclusion["accepted"] = self._record(said)
         self.emit(self.conclusion)
         return said
+
+    def _record(self, said: str) -> bool:
+        """Whether this run's answers are the ones that later runs are compared with, from now on."""
+        fixed = self._fixed()
+        if not self.answers or said != "healthy" or len(fixed) < len(FIXED):
+            return False
+        return (self.accept or not self.answers.exists()) and drift.keep(self.answers, fixed)
 
     def _unfinished(self, names: list[str], limit: float) -> None:
         missing = [name for name in ESSENTIAL if name in names]
