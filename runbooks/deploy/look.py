@@ -27,6 +27,7 @@ echo '{mark}stamp'
 tr '\\0' '\\n' 2>/dev/null <"/proc/$(systemctl show -p MainPID --value {unit})/environ" | grep '^RUNBOOKS_RELEASE='
 echo '{mark}runtime'; for r in {runtimes}; do [ -e $r/built ] && [ -x $r/venv/bin/python ] && echo $r; done
 echo '{mark}model'; ls -- {model} 2>/dev/null | grep -c -e '^config.json$' -e '^model.*safetensors'
+echo '{mark}missing'; {missing}
 echo '{mark}user'; id -u {user} 2>/dev/null
 echo '{mark}unreadable'
 cd /; id -u {user} >/dev/null 2>&1 &&
@@ -46,6 +47,19 @@ echo '{mark}key'; [ -e {current}/api-key ] && cmp -s - {current}/api-key && echo
 """
 
 
+# Files of a model that are not there, or not as long as when their digest was checked. A model that was brought by hand
+# has no such list; then its own index says which files hold its weights.
+MISSING = """\
+( cd -- {model} 2>/dev/null || exit
+  if [ -e .runbooks/files ]; then
+    xargs -0 stat -c '%s %n' -- <.runbooks/files 2>/dev/null | grep -vxFf - .runbooks/sizes | cut -d ' ' -f 2-
+  elif [ -d .runbooks ]; then echo 'its download has not come to its end'
+  else
+    grep -o '"[^"]*[.]safetensors"' model.safetensors.index.json 2>/dev/null | sort -u | tr -d '"' |
+      while read -r f; do [ -s "$f" ] || echo "$f"; done
+  fi ) | head -n 6"""
+
+
 @dataclass(frozen=True)
 class Host:
     """What the look found. `port_taken` and `gpu_held` name processes that are not our server's."""
@@ -55,6 +69,7 @@ class Host:
     unit: Mapping[str, str]
     runtime: str | None
     model_files: int
+    missing: tuple[str, ...]
     user: bool
     unreadable: tuple[str, ...]
     port_taken: tuple[str, ...]
@@ -98,6 +113,7 @@ def look(
         unit=paths.UNIT_NAME,
         runtimes=" ".join(quote(runtime) for runtime in runtimes),
         model=quote(model_path),
+        missing=MISSING.format(model=quote(model_path)),
         user=quote(user),
         port=port,
     )
@@ -122,6 +138,7 @@ def read(text: str) -> Host:
         unit=unit,
         runtime=next(iter(parts.get("runtime", [])), None),
         model_files=int((parts.get("model") or ["0"])[0]),
+        missing=tuple(parts.get("missing", [])),
         user=bool(parts.get("user")),
         unreadable=tuple(parts.get("unreadable", [])),
         port_taken=tuple(parts.get("port", [])),
@@ -156,6 +173,16 @@ def check(host: Host, plan: Plan, name: str) -> None:
             host=name,
             step="deploy",
             next=f"{again} --tags model",
+        )
+    if host.missing:
+        raise CheckFailed(
+            f"the model in {plan.model.path} is not whole",
+            host=name,
+            step="deploy",
+            details=[f"missing, or cut off: {file}" if "." in file else file for file in host.missing[:5]]
+            + (["and more"] if len(host.missing) > 5 else []),
+            next=f"{again} --tags model",
+            page="model-download",
         )
     if host.unreadable:
         raise CheckFailed(

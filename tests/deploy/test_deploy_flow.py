@@ -285,6 +285,7 @@ def test_check_shows_the_diff_and_touches_nothing() -> None:
         ({"gpus": True}, "7 GPUs answer, and the inventory says 8"),
         ({"runtime": True}, "is not built here"),
         ({"model": True}, "the model is not there"),
+        ({"missing": True}, r"is not whole\n.*missing, or cut off: model-00002.safetensors"),
         ({"user": True}, "does not exist"),
     ],
 )
@@ -294,6 +295,7 @@ def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part:
         "gpus": ("0\n1\n", "1\n"),
         "runtime": (FOLDER, ""),
         "model": ("model\n9", "model\n0"),
+        "missing": ("-- rb: user", "-- rb: missing\nmodel-00002.safetensors\n-- rb: user"),
         "user": ("996\n", ""),
     }
     for name in broken.keys() & cuts.keys():
