@@ -285,7 +285,7 @@ def test_check_shows_the_diff_and_touches_nothing() -> None:
         ({"gpus": True}, "7 GPUs answer, and the inventory says 8"),
         ({"runtime": True}, "is not built here"),
         ({"model": True}, "the model is not there"),
-        ({"missing": True}, r"is not whole\n.*missing, or cut off: model-00002.safetensors"),
+        ({"missing": True}, r"is not whole  .*\n.*missing, or cut off: model-00002"),
         ({"user": True}, "does not exist"),
     ],
 )
