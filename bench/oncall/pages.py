@@ -116,6 +116,6 @@ def told(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
 
 
 def _why(said: str) -> str:
-    """The first line that is marked as wrong, or else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    """The first line that is marked as wrong, or else the last one that is no advice."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.strip().startswith("next:")]
     return next((line for line in lines if "✗" in line), lines[-1] if lines else "")[:100]

@@ -58,9 +58,12 @@ class World:
         self.host.write("/etc/lab-sglang.json", json.dumps(knobs))
 
     def restart(self) -> None:
-        """Start the server anew with the knobs as they are, and wait for its port or its death."""
+        """Start the server anew with the knobs as they are, and wait for the new one's port, or its death."""
+        pid = "systemctl show -p MainPID --value sglang"
+        old = self.host.run(pid).stdout.strip()
         self.host.run("systemctl reset-failed sglang 2>/dev/null; systemctl restart --no-block sglang", check=False)
-        script = "curl -s -o /dev/null http://127.0.0.1:30000/metrics || systemctl is-failed -q sglang"
+        answers = f'[ "$({pid})" != {old} ] && curl -s -o /dev/null http://127.0.0.1:30000/metrics'
+        script = f"{answers} || systemctl is-failed -q sglang"
         until = time.monotonic() + READY
         while self.host.run(script, check=False).returncode and time.monotonic() < until:
             time.sleep(0.5)

@@ -54,13 +54,14 @@ class Served:
             time.sleep(0.3)
         time.sleep(1)
 
-    def canary(self) -> CanaryResult:
+    def canary(self, *, accept: bool = False) -> CanaryResult:
         loaded = self.session.loaded
         return run_canary(
             self.connection,
             server=loaded.inventory.server,
             model=loaded.model_for(self.guest.name),
             report=self.session.report,
+            accept=accept,
         )
 
     def health(self) -> HealthResult:
@@ -162,7 +163,7 @@ def test_the_installed_canary_runs_by_itself_and_writes_metrics(served: Served) 
     assert not served.guest.run(left, check=False).stdout
 
 
-def test_drift_since_the_deploy_is_told(served: Served) -> None:
+def test_drift_since_the_deploy_is_told_until_it_is_accepted(served: Served) -> None:
     served.guest.run("mkdir -p /opt/runbooks/releases/1 && ln -sfn releases/1 /opt/runbooks/current")
     served.start()
     assert served.canary().verdict == "healthy"
@@ -170,6 +171,9 @@ def test_drift_since_the_deploy_is_told(served: Served) -> None:
     result = served.canary()
     assert (result.verdict, kinds(result)) == ("degraded", {"drift"})
     assert result.causes[0].name == "no longer what was deployed"
+    accepted = served.canary(accept=True)
+    assert (accepted.verdict, accepted.accepted) == ("healthy", True)
+    assert served.canary().verdict == "healthy"
 
 
 def test_another_program_on_the_port_is_no_sick_server(served: Served) -> None:
