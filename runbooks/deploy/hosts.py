@@ -63,7 +63,7 @@ def deploy_hosts(
         results.append(result)
 
     groups = [session.hosts] if together > 1 else [[name] for name in session.hosts]
-    failed = _in_series(session, groups, work)
+    failed = _in_series(session, groups, work, look_only=check)
     for result in results:
         session.report.emit(
             "result",
@@ -210,9 +210,18 @@ def _behind_gateway(session: Session, host: str, *, look_only: bool = False) -> 
         yield Replica.of(conn, inventory, group, host, key, session.report)
 
 
-def _in_series(session: Session, groups: Iterable[Sequence[str]], work: Callable[[Sequence[Connection]], None]) -> bool:
-    """Each group of hosts in turn. True when one failed; those after it were not touched, and are named."""
-    left = list(session.hosts)
+def _in_series(
+    session: Session,
+    groups: Iterable[Sequence[str]],
+    work: Callable[[Sequence[Connection]], None],
+    *,
+    look_only: bool = False,
+) -> bool:
+    """Each group of hosts in turn. True when one failed: those after it are not touched then, and named.
+
+    What only looks, looks at all of them.
+    """
+    left, failed = list(session.hosts), False
     for group in groups:
         left = [name for name in left if name not in group]
         with ExitStack() as connected:
@@ -224,10 +233,12 @@ def _in_series(session: Session, groups: Iterable[Sequence[str]], work: Callable
                 if len(session.hosts) == len(group):
                     raise
                 session.report.emit("result", str(error), host=group[0], state="failed")
-                if left:
+                if left and not look_only:
                     session.report.note(f"not touched: {', '.join(left)}", level="warning")
-                return True
-    return False
+                failed = True
+                if not look_only:
+                    break
+    return failed
 
 
 def _target(host: Host, name: str, to: int | None) -> Release:
