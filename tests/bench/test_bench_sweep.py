@@ -18,6 +18,7 @@ import pytest
 
 from runbooks import paths
 from runbooks.bench import BenchOptions, bench_url, recompute, run_bench
+from runbooks.bench.follower import Follower
 from runbooks.bench.results import BenchResult
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.report import Reporter
@@ -140,6 +141,27 @@ def kill_after(folder: Path, log: str) -> None:
     (pid,) = folder.glob("*/pid")
     time.sleep(0.2)
     os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_progress_tells_what_is_left() -> None:
+    said = Recorder()
+    follower = Follower(Reporter(said), "glm5-a", points=4, done=1, kept=1, began=time.monotonic() - 60)
+    window = {
+        "event": "progress",
+        "phase": "window",
+        "point": 8,
+        "done": 30.0,
+        "total": 60.0,
+        "rate": 99.7,
+        "failed": 2,
+    }
+    follower.line(json.dumps(window))
+    follower.line("not JSON: a warning of the system")
+    shown = [(event.kind, event.text, event.data) for event in said.events]
+    assert shown[0][0] == "progress"
+    # 0.55 of the second of four points took a minute; the first was there before.
+    assert shown[0][2]["detail"] == "8 streams, window, about 100 tok/s, 2 failed, 4:27 min left"
+    assert "a warning of the system" in shown[1][1]
 
 
 def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,13 @@ def test_every_option_of_the_story_has_a_prediction(told: dict[str, Any]) -> Non
     said = Recorder()
     show(told, Reporter(said))
     assert [event.kind for event in said.events].count("table") == 4
+
+
+def test_the_last_line_for_a_program_holds_it_all(told: dict[str, Any]) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("invoke"), "ceiling", "--json"], cwd=ROOT, capture_output=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == told
 
 
 def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> BenchResult:

@@ -1,0 +1,44 @@
+"""The comparison with other clients: how it judges, and that ours is right on every trap of its table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.clients import compare, traps
+from bench.clients.peers import ROOT, Ours, Told, Work
+
+WORK = Work("http://x", 12, 2, 64, traps.TOKENS, Path("/nowhere"))
+WELL = Told(12, 0, 12 * traps.TOKENS, 15.0, 5.0, 380.0)
+
+
+@pytest.mark.parametrize(
+    ("trap", "told", "said"),
+    [
+        ("lumps", WELL, "right"),
+        ("lumps", replace(WELL, tokens=12 * 12), "WRONG: 144 tokens, not 576"),
+        ("reasoning", replace(WELL, ttft_ms=0.0), "WRONG: TTFT 0.0 ms"),
+        ("spaces", replace(WELL, tpot_ms=0.4), "WRONG: 0.40 ms a token"),
+        ("strict", replace(WELL, ok=0), "WRONG: 0 of 12 successful"),
+        ("thinking", replace(WELL, refused="prefix cache"), "WRONG: refused"),
+        ("strict", "ended with 1, no result", "ended with 1"),
+        ("nan", WELL, "WRONG: 12 of 12 successful, 380 tok/s, nothing said"),
+        ("nan", replace(WELL, refused="NaN stop"), "right: NaN stop"),
+        ("some-refuse", replace(WELL, ok=6, failed=6), "right: 6 failed"),
+        ("silent", "hangs (ended after 240 s)", "hangs"),
+        ("silent", "ended with 1, no result", "right"),
+    ],
+)
+def test_a_client_is_held_against_the_truth(trap: str, told: Told | str, said: str) -> None:
+    assert traps.judge(trap, told, WORK).startswith(said)
+
+
+@pytest.mark.slow
+def test_ours_is_right_on_every_trap() -> None:
+    with compare.served(ROOT / "lab" / "traps.py", traps.STEP_MS) as url:
+        found = traps.table([Ours()], lambda client, work: compare.run(client, work)[1], url, Path("/nowhere"))
+    (ours,) = found.values()
+    assert len(ours) == len(traps.COUNTED) + len(traps.SPOILED) == 19
+    assert [f"{trap}: {verdict}" for trap, verdict in ours.items() if not verdict.startswith("right")] == []
