@@ -200,7 +200,7 @@ class Attempt:
         info = gate.ask(conn, at(self.head.release, self.key), "info").get("info")
         observed = readback.observe(start.journal, info if isinstance(info, dict) else {})
         rows = [
-            [name, str(observed.get(name, "-")), str(expected.get(name, ""))]
+            [name, str(observed.get(name, "-")), readback.shown(name, expected.get(name))]
             for name in readback.SHOWN
             if name in observed or name in expected
         ]

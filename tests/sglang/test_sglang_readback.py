@@ -75,6 +75,14 @@ def test_server_info_counts_more_than_a_log_line_that_is_wrong() -> None:
     assert "api_key" not in observed
 
 
+def test_a_pool_is_to_be_large_enough() -> None:
+    observed = observe(["max_total_num_tokens=314304, chunked_prefill_size=8192, max_running_requests=64"])
+    assert compare({"max_total_num_tokens": 202752}, observed) == []
+    assert [str(one) for one in compare({"max_total_num_tokens": 400000}, observed)] == [
+        "max_total_num_tokens: at least 400000 was expected, 314304 runs"
+    ]
+
+
 def test_compare_knows_other_names_of_the_same_thing_and_says_what_is_not_shown() -> None:
     observed = observe(
         ["Using KV cache dtype: torch.bfloat16"], {"mem_fraction_static": 0.9, "attention_backend": "nsa"}
