@@ -22,7 +22,7 @@ def _signature(failure: Failure) -> Signature:
         fix=failure.cure,
         page=failure.page,
         source=failure.source,
-        rank=4 if wide else 2,
+        rank=4 if wide else 1 if failure.page == "gpu-reset" else 2,  # a card that is lost explains what follows
         where="any",
         needs=_HYPERVISOR if wide else "",
     )

@@ -161,6 +161,15 @@ def together() -> tuple[Signature, ...]:
             where="any",
         ),
         Signature(
+            "peer-chipset",
+            r"^GPU\d+\s.*\bCNS\b",
+            "the driver does not know this (virtual) chipset, so it offers no peer-to-peer between the cards",
+            "nothing is broken: collectives go through main memory; the page says what a VM can have",
+            "peer-to-peer",
+            "noonghunna/club-3090 PR #884, #890",
+            rank=7,
+        ),
+        Signature(
             "wrong-sums",
             r"Out of bounds values : [1-9]\d* FAILED|#wrong.*[1-9]|all.?reduce.*(?:wrong|mismatch)\b.*(?:value|sum"
             r"|result)",

@@ -40,7 +40,8 @@ HARMLESS = (
     r"Command line:|BOOT_IMAGE=",  # kernel options name what they switch off
     r"errors=remount-ro|panic=\d|AER: enabled with IRQ|AER: Corrected|severity=Correct",
     r"PCIe link .*(?:limited by|capable of)|available PCIe bandwidth",  # inside a VM the link's speed is cosmetic
-    r"\b0 errors?\b|\bno errors?\b|errors?: 0\b|failed: 0\b|0 failed\b|without errors?",
+    r"\b0 errors?\b|\bno errors?\b|errors?: 0\b|failed: 0\b|(?<![<>=] )\b0 failed\b|without errors?",
+    r"\bras/\w+\.cc:\d+ NCCL WARN|NCCL INFO RAS ",  # its status port is taken; the collectives do not need it
     r"Selecting previously unselected|^Get:\d|^Unpacking |^Setting up |^Preparing to unpack|^Collecting "
     r"|^Requirement already|^Downloading (?!.*\bfail)",  # package names such as liberror-perl
     r"HTTP/\d\.\d\"? (?:[1-4]\d\d|503)\b.*$(?<!\})",  # an access line: a client's mistake, or a probe while it starts

@@ -163,6 +163,7 @@ def kernels() -> tuple[Signature, ...]:
             r"|device kernel image is invalid|too many resources requested for launch"
             r"|smem .*(?:exceed|too|limit)|(?:exceed|too).* smem|not supported on (?:sm|compute capability) ?_?12"
             r"|Unsupported compute capability|Unknown SM arch|not supported on this GPU"
+            r"|not (?:currently )?supported on your (?:device|GPU)"
             r"|is not compatible with the current PyTorch"
             r"|conditional MMA instruction|Failed to (?:initialize|run) cutlass|FlashAttention.?v?[34]\b.{0,80}(?:only"
             r"|requires?|not supported)"

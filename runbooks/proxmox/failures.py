@@ -154,7 +154,7 @@ FAILURES = (
         "PVE::Systemd, wait_for_unit_removed",
     ),
     Failure(
-        r"[Cc]annot bind \S+ to vfio",
+        r"[Cc]annot bind \S+ to vfio|failed to open /dev/vfio/\d+: No such file",
         "vfio-pci did not get the card: another driver of the node holds it",
         "`invoke provision --tags node` keeps nvidia and nouveau off; `invoke doctor --node` names the driver",
         _START,
@@ -281,7 +281,7 @@ FAILURES = (
         "cloudmigration.blog",
     ),
     Failure(
-        r"BAR \d+: can't reserve",
+        r"BAR \d+: can't reserve|vfio_region_write\(.*failed: Device or resource busy",
         "the node's own console sits on a card",
         "the BMC's VGA as primary in the firmware's set-up, or initcall_blacklist=sysfb_init in kernel_options",
         "node-prepare",
