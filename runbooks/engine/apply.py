@@ -83,6 +83,7 @@ def _run(
         uploads=uploads,
         on_line=teller.line,
         changes=True,
+        run=options.run,
         stopping=options.stopping,
     )
     if result.rc == STOPPED and options.stopping():

@@ -43,10 +43,14 @@ tail -c +{next} log | head -c 262144
 _LIST = """\
 cd {jobs} 2>/dev/null || exit 0
 boot=$(cat /proc/sys/kernel/random/boot_id)
+starting() {{  # launched a moment ago, and its supervisor has not come up yet
+  [ -e "$job/launched" ] && [ ! -e "$job/pid" ] || return 1
+  age=$(( $(date +%s) - $(stat -c %Y "$job/launched" || echo 0) )); [ "$age" -ge 0 ] && [ "$age" -le {grace:.0f} ]
+}}
 for job in $(ls -1tr); do
   [ -e "$job/lock" ] || continue
   if [ -e "$job/rc" ]; then state=$(cat "$job/rc"); ended=$(stat -c %Y "$job/rc")
-  elif ! flock -n "$job/lock" true; then state=running; ended=$(date +%s)
+  elif ! flock -n "$job/lock" true || starting; then state=running; ended=$(date +%s)
   else ended=$(stat -c %Y "$job/log"); [ "$(cat "$job/boot_id")" = "$boot" ] && state=killed || state=restart; fi
   printf '%s %s %s %s %s %s\\n' "$job" "$state" "$(stat -c %Y "$job/boot_id")" "$ended" \
     "$(base64 -w0 <"$job/about" 2>/dev/null || :)." "$(tail -c 2000 "$job/log" | base64 -w0)."
@@ -117,7 +121,7 @@ def follow(
 
 def list_jobs(connection: Connection) -> list[Job]:
     """Every job that the host remembers, oldest first; one exchange."""
-    answer = connection.ask(_LIST.format(jobs=quote(paths.JOBS)), deadline=30)
+    answer = connection.ask(_LIST.format(jobs=quote(paths.JOBS), grace=IDLE_LIMIT), deadline=30)
     return [_job(*line.split(" ")) for line in answer.out.splitlines() if line.count(" ") == 5]
 
 

@@ -1,15 +1,17 @@
 """Long work as a durable job on the host: truth in files, systemd only the launcher.
 
 A job is a folder `<name>-<hash of content>`, mode 0700, with `script`, `uploads/`, `log`, `rc`, `boot_id`, `about`
-(what it is, as JSON), and a `lock` that its supervisor holds while it lives. A controller that dies, a cut link or a
-closed laptop do not touch it; the same job started again attaches to the one that runs; one that ended is never taken
-for today's. The script and the uploads are removed at the end, the log stays.
+(what it is, as JSON), `launched` (by which unit), and a `lock` that its supervisor holds while it lives. A controller
+that dies, a cut link or a closed laptop do not touch it; the same job started again attaches to the one that runs; one
+that ended is never taken for today's. The script and the uploads are removed at the end, the log stays.
 
 Known traps answered here: a transient unit is collected with its exit code (so `rc` is a file); systemd 252 expands
 `$VAR` in argv (so argv is `sh` and one path: /var may be noexec); HOME and PATH are unset there; a daemon that a
 postinst started would die with the unit's control group (so KillMode=process; a limit or a cancel ends all, found by
 control group and by environment); needrestart would restart services (suspended); `tail -f` would block the shell (so
-the log is followed by bounded polls from an offset); clocks jump (so limits are measured by the time since boot).
+the log is followed by bounded polls from an offset); clocks jump (so limits are measured by the time since boot); a
+controller dies in the middle of a launch, and its successor is faster than systemd (so one of two supervisors leaves),
+or what it sent comes late, over a bad link (so a launch wants its run's lock to stand).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ _SUPERVISOR = """\
 #!/bin/sh
 cd "{folder}" || exit 1
 exec 9>>lock; flock 9
+[ "$(cat launched)" = "{unit}" ] && [ ! -e rc ] || exit 0
 echo $$ >pid
 export {environment}
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 APT_LISTCHANGES_FRONTEND=none PYTHONUNBUFFERED=1
@@ -77,7 +80,9 @@ mkdir -p {jobs} && cd {jobs} || exit 1
 ls -1dt -- */ 2>/dev/null | tail -n +{kept} | while read -r old; do
   [ ! -e "$old/rc" ] || rm -rf -- "./$old"
 done
-if [ -e {name}/lock ] && ! flock -n {name}/lock true; then echo attached; exit 0; fi
+if [ -e {name}/lock ]; then  # held to our end; who only looks holds it for a moment
+  exec 9>>{name}/lock; flock -w 0.5 9 || {{ echo attached; exit 0; }}
+fi
 rm -rf {name} && mkdir -p {name}/uploads && cd {name} || exit 1
 cat /proc/sys/kernel/random/boot_id >boot_id && : >log && : >lock && printf '%s\\n' {about} >about || exit 1
 printf '\\n\\n\\n\\n' >rc.new && cat >script.new && mv script.new script || exit 1
@@ -85,7 +90,9 @@ echo created
 """
 
 _LAUNCH = """\
-cd {folder} && cat >supervisor || exit 1
+cd {folder} && cat >supervisor.new && mv supervisor.new supervisor || exit 1
+{fence}
+echo {unit} >launched || exit 1
 if [ -d /run/systemd/system ]; then
   systemd-run --quiet --collect --unit={unit} -p KillMode=process -p IgnoreSIGPIPE=no -p OOMPolicy=continue \
     --description={what} /bin/sh {folder}/supervisor
@@ -93,6 +100,9 @@ else
   setsid sh {folder}/supervisor </dev/null >/dev/null 2>&1 &
 fi
 """
+
+
+_FENCE = """[ "$(cat {lock}/run)" = {run} ] || {{ echo 'the lock of this run is gone' >&2; exit 1; }}"""
 
 
 def run_job(
@@ -105,13 +115,15 @@ def run_job(
     uploads: Mapping[str, Secret | bytes] | None = None,
     on_line: Callable[[str], None] | None = None,
     changes: bool = False,
+    run: str = "",
     stopping: Callable[[], object] = lambda: False,
 ) -> JobResult:
     """Run a script as a job and follow it to its end.
 
     `limit` is in seconds; then every process of the job is killed, and its rc is 124. `uploads` (name -> content)
     are files of mode 0600 in `$UPLOADS`. Each whole line of the log goes to `on_line`, or to the report.
-    `changes`: it changes the host, so a later run waits for its end, and it keeps the host's lock fresh.
+    `changes`: it changes the host, so a later run waits for its end, and it keeps the host's lock fresh. `run`: it is
+    launched only while that run holds the lock.
     When `stopping()` becomes true, the file `$JOB/stop` appears: the script may look for it between two steps.
     Raises StepFailed when it cannot be started, Unreachable when the link stays away: the job then goes on.
     """
@@ -122,7 +134,7 @@ def run_job(
         for file, content in (uploads or {}).items():
             data = content.reveal().encode() if isinstance(content, Secret) else content
             connection.put(data, f"{folder}/uploads/{file}", mode=0o600)
-        _launch(connection, name, folder, label, limit, changes)
+        _launch(connection, name, label, limit, changes=changes, run=run)
     else:
         report.note(f"{name}: this job runs already; attached to it", host=connection.name)
     return follow(connection, label, report=report, on_line=on_line, stopping=stopping)
@@ -160,14 +172,16 @@ def _not_made(connection: Connection, what: str, answer: Answer) -> StepFailed:
     )
 
 
-def _launch(connection: Connection, name: str, folder: str, label: str, limit: float, changes: bool) -> None:
+def _launch(connection: Connection, name: str, label: str, limit: float, *, changes: bool, run: str) -> None:
+    folder = f"{paths.JOBS}/{label}"
     # A unit stays loaded while a process of it lives (KillMode=process leaves some), so its name is never used again.
     unit = f"rb-{label}-{secrets.token_hex(3)}"
     refresh = f"touch -c {quote(paths.LOCK)} 2>/dev/null" if changes else ":"
     supervisor = _SUPERVISOR.format(
         folder=folder, unit=unit, limit=limit, log_limit=LOG_LIMIT, refresh=refresh, environment=ENVIRONMENT
     )
-    launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"))
+    fence = _FENCE.format(lock=paths.LOCK, run=quote(run)) if run else ":"
+    launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"), fence=fence)
     answer = connection.ask(launch, stdin=supervisor.encode())
     if answer.rc != 0:
         raise _not_made(connection, f"the job {name} could not be started in {folder}", answer)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 20.0  # seconds until the first shell answers, a sudo prompt included
 GRACE = 3.0  # seconds that the far side gets to end a script that ran into its deadline, before we give it up
+SLOWEST = 16 * 1024  # bytes a second: what is sent over such a link gets its time on top of the deadline
 OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes of one answer; what is longer is cut
 
 # All that questions and jobs see: a login's own TMPDIR, POSIXLY_CORRECT or PYTHONHOME would change what tools answer.
@@ -46,14 +47,16 @@ _NO_ROOM = "nothing can be written to /run, /dev/shm and /tmp"
 
 _REQUEST = """\
 timeout -k 1 {limit:.0f} sh -s >"$T/o" 2>"$T/e" <<'{end}'
-{{
+{{ {{
 {script}
 }} <{stdin}
+}}
 {end}
 rc=$?
-n=$(wc -c <"$T/o"); m=$(wc -c <"$T/e"); [ "$n" -le {cap} ] || n={cap}; [ "$m" -le {cap} ] || m={cap}
+set -- $(stat -c %s "$T/o" "$T/e")
+n=$(($1 < {cap} ? $1 : {cap})) m=$(($2 < {cap} ? $2 : {cap}))
 printf '\\n%s %s %s %s\\n' {token} "$rc" "$n" "$m"
-head -c "$n" "$T/o"; head -c "$m" "$T/e"
+[ "$n" -eq 0 ] || head -c "$n" "$T/o"; [ "$m" -eq 0 ] || head -c "$m" "$T/e"
 """
 
 _STDIN = """\
@@ -185,27 +188,19 @@ class Shell:
 
     def ask(self, script: str, *, deadline: float, stdin: bytes = b"") -> Answer:
         """Run a script and return its answer. Raises NoAnswer when the deadline (seconds) passes."""
-        token, end = secrets.token_hex(8), f"rb-{secrets.token_hex(8)}"
-        request = _STDIN.format(end=end, data=base64.encodebytes(stdin).decode()) if stdin else ""
-        request += _REQUEST.format(
-            limit=max(1.0, deadline),
-            end=end,
-            script=script,
-            stdin='"$T/i"' if stdin else "/dev/null",
-            token=token,
-            cap=OUTPUT_LIMIT,
-        )
-        # The here-document is unquoted text to the outer shell only as far as its quoted end marker: nothing expands.
+        token = secrets.token_hex(8)
         self._channel.settimeout(max(10.0, deadline))
-        self._send(request)
+        sent = request(script, token, deadline=deadline, stdin=stdin)
+        self._send(sent)
         if not self._ready:
             self._await_ready()
-        until = time.monotonic() + max(1.0, deadline) + GRACE
+        began, deadline = time.monotonic(), max(1.0, deadline)
+        until = began + deadline + GRACE + len(sent) / SLOWEST
         self._read_past(f"\n{token} ".encode(), until)
         rc, out_size, err_size = map(int, self._read_past(b"\n", until).split())
         raw = self._read(out_size, until)
         err = self._read(err_size, until).decode("utf-8", "replace")
-        if rc in (124, 137) and time.monotonic() > until - GRACE - 0.5:
+        if rc in (124, 137) and time.monotonic() > began + deadline - 0.5:
             raise NoAnswer(
                 f"no answer within {deadline:.0f} s", host=self._host, details=[f"asked: {_first_line(script)}"]
             )
@@ -252,6 +247,25 @@ class Shell:
         """Keep the last of stderr, which only the start reads: a full window there would block the shell."""
         while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(64 * 1024)):
             self._errors = (self._errors + data)[-4096:]
+
+
+def request(script: str, token: str, *, deadline: float, stdin: bytes) -> str:
+    """What is sent for a question; the answer comes behind the token.
+
+    Where the link breaks in the middle of it, the shell takes what it has for the whole: so the script stands in
+    braces twice, and no beginning of it can run.
+    """
+    end = f"rb-{secrets.token_hex(8)}"
+    given = _STDIN.format(end=end, data=base64.encodebytes(stdin).decode()) if stdin else ""
+    # The here-document is unquoted text to the outer shell only as far as its quoted end marker: nothing expands.
+    return given + _REQUEST.format(
+        limit=max(1.0, deadline),
+        end=end,
+        script=script,
+        stdin='"$T/i"' if stdin else "/dev/null",
+        token=token,
+        cap=OUTPUT_LIMIT,
+    )
 
 
 def _first_line(script: str) -> str:

@@ -14,6 +14,7 @@ import os
 import random
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0  # seconds, for TCP; a banner and a login get the same each
 KEEPALIVE = 15  # seconds
+UNHEARD = 30.0  # seconds that the other side's TCP may acknowledge nothing of what was sent; the kernel waits 15 min
 DROPPED_TRIES = 5  # connects, where an sshd drops one before it greets: too many logins at once (MaxStartups)
 BLOCK = 1024 * 1024  # bytes of a file that go in one exchange
 
@@ -70,12 +72,34 @@ class Connection:
         self.exchanges = 0
         self._fabric: Any = None
         self._shell: Shell | None = None
+        self._login: threading.Thread | None = None
+        self._met: BaseException | None = None
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+    def begin(self) -> None:
+        """Log in while the caller does something else; the first `ask` waits for that, and raises what it met."""
+        import fabric  # noqa: F401  here: beside other imports, which the caller may have left to do, it would take longer
+
+        def log_in() -> None:
+            try:
+                self._open_shell()
+            except BaseException as error:
+                self._met = error
+
+        self._login = threading.Thread(target=log_in, daemon=True)
+        self._login.start()
+
+    def _await_login(self) -> None:
+        if self._login is not None and self._login is not threading.current_thread():
+            self._login.join()
+            self._login, met, self._met = None, self._met, None
+            if met is not None:
+                raise met
 
     def ask(self, script: str, *, deadline: float = 30.0, stdin: bytes = b"") -> Answer:
         """Run POSIX shell text as root; one exchange.
@@ -143,6 +167,7 @@ class Connection:
         self.close()
 
     def _open_shell(self) -> Shell:
+        self._await_login()
         if self._shell is None:
             channel = self._channel()
             self.execs += 1
@@ -165,7 +190,8 @@ class Connection:
             return self._connected().transport.open_session(timeout=CONNECT_TIMEOUT)  # type: ignore[no-any-return]
         except (OSError, EOFError, paramiko.SSHException) as error:
             self.close()
-            raise self._unreachable(f"no channel ({error or type(error).__name__})") from None
+            why = "sshd allows none: MaxSessions" if isinstance(error, paramiko.ChannelException) else error
+            raise self._unreachable(f"no channel ({why or type(error).__name__})") from None
 
     def _connected(self) -> Any:
         if self._fabric is not None and not self._fabric.is_connected:
@@ -198,6 +224,7 @@ class Connection:
             port=target.port if target.port != 22 else None,  # so that ssh_config may name another
             gateway=fabric.Connection(target.proxy_jump) if target.proxy_jump else None,
         )
+        began = time.monotonic()
         try:
             self._mend(connection)
             connection.open()
@@ -208,7 +235,9 @@ class Connection:
         except (EOFError, ConnectionResetError) as error:
             raise self._dropped(error) from None
         except paramiko.SSHException as error:
-            raise (self._dropped(error) if "banner" in str(error) else self._no_connection(error)) from None
+            if "banner" in str(error) and time.monotonic() - began < CONNECT_TIMEOUT:
+                raise self._dropped(error) from None
+            raise self._no_connection(error) from None
         except OSError as error:
             raise self._no_connection(error) from None
         self.connects += 1
@@ -263,6 +292,8 @@ class Connection:
                 ],
                 next=scan,
             )
+        if "banner" in str(error):
+            return self._unreachable(f"{where}: it is there, and does not greet within {CONNECT_TIMEOUT:.0f} s")
         return self._unreachable(f"{where}: {_reason(error)}")
 
     def _dropped(self, error: Exception) -> Dropped:
@@ -293,9 +324,11 @@ class Connection:
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
-    """Connected, and without Nagle's delays from the first packet of the key exchange on."""
+    """Connected, without Nagle's delays from the first packet of the key exchange on, and never stuck in a send."""
     sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNHEARD))
     return sock
 
 

@@ -11,7 +11,9 @@ import pytest
 from runbooks import paths
 from runbooks.engine import follow, jobs
 from runbooks.engine.errors import StepFailed
+from runbooks.engine.follow import list_jobs
 from runbooks.engine.jobs import run_job
+from runbooks.engine.lock import held
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
@@ -71,6 +73,36 @@ def test_the_same_job_attaches_and_runs_once(local: Connection, tmp_path: Path) 
     assert found == {"a": 0, "b": 0}
     assert (tmp_path / "count").read_text() == "ran\n"
     assert any("attached" in event.text for event in recorder.events)
+
+
+def test_a_launch_that_comes_late_starts_nothing_twice(
+    local: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its controller died in the middle of it, and the next one was faster than the launcher."""
+    script = f"mkdir {tmp_path}/alone && echo ran >>{tmp_path}/count && sleep 1 && rmdir {tmp_path}/alone"
+    dead = type(local)(local.target)
+    launch = jobs._LAUNCH
+    for late in ("0.3", "1.0"):  # while the other is at work, and when it has ended
+        monkeypatch.setattr(jobs, "_LAUNCH", launch.replace("setsid sh", f"sleep {late} && setsid sh"))
+        label = f"late-{jobs._content_hash(script, {})}"
+        assert jobs._create(dead, label, script, {"name": "late", "changes": True}) == "created"
+        jobs._launch(dead, "late", label, 20, changes=True, run="")
+        assert [job.state for job in list_jobs(local)] == ["running"]
+        monkeypatch.setattr(jobs, "_LAUNCH", launch)
+        assert run_job(local, "late", script, limit=20, report=Reporter(Recorder())).rc == 0
+        time.sleep(1)
+        assert (tmp_path / "count").read_text() == "ran\n"
+        (tmp_path / "count").unlink()
+    dead.close()
+
+
+def test_a_launch_whose_lock_is_gone_starts_nothing(local: Connection, tmp_path: Path) -> None:
+    """What a dead controller sent arrives after another run took its lock over."""
+    with held(local, "theirs", "test"), pytest.raises(StepFailed, match="could not be started") as failed:
+        run_job(local, "mine", f"touch {tmp_path}/ran", limit=20, report=Reporter(Recorder()), changes=True, run="mine")
+    assert "the lock of this run is gone" in str(failed.value)
+    time.sleep(0.3)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_job_that_ended_is_not_taken_for_a_new_one(local: Connection, tmp_path: Path) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import paramiko
 import pytest
 
+from runbooks.engine import transport
 from runbooks.engine.errors import NoAnswer, UsageError
+from runbooks.engine.shell import request
 from runbooks.engine.transport import Connection, Target
 
 
@@ -39,6 +45,21 @@ def test_a_script_with_quotes_heredocs_and_a_syntax_error(local: Connection) -> 
     assert local.ask(script).out == 'its "q" b\n'
     assert local.ask("if then").rc != 0
     assert local.ask("echo alive").out == "alive\n"
+
+
+def test_a_request_that_is_cut_anywhere_runs_whole_or_not_at_all(tmp_path: Path) -> None:
+    """As when a link breaks in the middle of one: sh takes the end of its input for the end of a here-document."""
+    whole = request("echo a >>ran\necho b >>ran\ncat >>ran", "token", deadline=5, stdin=b"c" * 9)
+    close = whole.index("cat >>ran")
+    for at in {*range(0, len(whole), 9), *range(close, close + 40)}:
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        environment = {"T": str(folder), "PATH": os.environ["PATH"]}
+        subprocess.run(
+            ["sh"], input=whole[:at], text=True, cwd=folder, env=environment, capture_output=True, check=False
+        )
+        ran = (folder / "ran").read_text() if (folder / "ran").exists() else ""
+        assert ran in ("", "a\nb\n" + "c" * 9), f"cut after {whole[at - 60 : at]!r}: {ran!r}"
 
 
 def test_a_background_child_cannot_answer_later(local: Connection) -> None:
@@ -82,3 +103,15 @@ def test_a_known_hosts_that_is_no_text_and_a_key_that_is_not_there(tmp_path: Pat
     lost = dataclasses.replace(target, known_hosts=tmp_path / "none", key=tmp_path / "id")
     with Connection(lost) as connection, pytest.raises(UsageError, match="the key file"):
         connection.ask(":")
+
+
+def test_a_send_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that died in the middle of an upload: the kernel alone would try for a quarter of an hour."""
+    monkeypatch.setattr(transport, "UNHEARD", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = transport._open_socket("127.0.0.1", server.getsockname()[1])
+        taken, _ = server.accept()
+        sock.settimeout(20)
+        with taken, sock, pytest.raises(OSError, match="timed out") as ended:
+            sock.sendall(bytes(64 * 1024 * 1024))
+        assert ended.value.errno == errno.ETIMEDOUT

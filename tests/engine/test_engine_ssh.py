@@ -51,6 +51,7 @@ def test_one_connect_one_exec_many_questions(connection: Connection) -> None:
     assert (connection.connects, connection.execs, connection.exchanges) == (1, 1, 10)
     sock = connection._fabric.transport.sock
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1  # without it each answer waits up to 40 ms
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def test_facts_of_a_real_host(connection: Connection) -> None:
