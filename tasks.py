@@ -46,12 +46,14 @@ def provision(
 ) -> int:
     """Driver, CUDA, flash-attn, SGLang and model onto a host."""
     from runbooks.engine.fleet import Rollout
-    from runbooks.peers import prove
-    from runbooks.provision import provision as run
 
     rollout = Rollout.read(serial=serial, parallel=parallel, stop_after_failures=stop_after_failures)
     said = {"json": json, "plain": plain, "verbose": verbose}
     with open_session(inventory=inventory, hosts=hosts, yes=yes, rollout=rollout, **said) as session:
+        session.begin()
+        from runbooks.peers import prove
+        from runbooks.provision import provision as run
+
         code = run(session, tags=tags, skip_tags=skip_tags, check=check, diff=diff, wait=wait)
         return code or (0 if check else prove(session, tags, skip_tags))
 

@@ -38,6 +38,7 @@ class Session:
     yes: bool = False
     rollout: Rollout = field(default_factory=Rollout)
     interrupt: Interrupt = field(default_factory=Interrupt)
+    _begun: dict[str, Connection] = field(default_factory=dict)
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _passwords: dict[str, Secret] = field(default_factory=dict)
     _secrets: dict[object, Secret] = field(default_factory=dict)
@@ -65,6 +66,19 @@ class Session:
 
     def __exit__(self, *_exc: object) -> None:
         self.report.close()
+        while self._begun:
+            self._begun.popitem()[1].close()
+
+    def begin(self) -> None:
+        """Log in to the first hosts while the caller loads what it will do there, which takes as long.
+
+        Not where a person may be asked for a password, a VM may still have to be made, or a jump host drops a burst.
+        """
+        for name in self.rollout.batches(self.hosts)[0][: self.rollout.parallel]:
+            host = self.loaded.inventory.hosts[name]
+            if host.vm is None and host.proxy_jump is None and host.sudo != "password":
+                connection = self._begun[name] = self.connect(name)
+                connection.begin()
 
     def secret(self, ref: object) -> Secret | None:
         """Resolve an optional reference, and have its value redacted from now on."""
@@ -88,7 +102,8 @@ class Session:
 
     def connect(self, name: str) -> Connection:
         """A connection to a host of the inventory; it opens at the first question."""
-        return self._connection(name, self.loaded.inventory.hosts[name])
+        begun = self._begun.pop(name, None)
+        return begun or self._connection(name, self.loaded.inventory.hosts[name])
 
     def connect_node(self, name: str) -> Connection:
         """A connection to a Proxmox node of the inventory, which has an `ssh` part."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import inspect
 import io
 import os
@@ -53,6 +54,7 @@ def command(*, word: str = "", looks: bool = False, **options: Any) -> Callable[
         @functools.wraps(body)
         def run(context: Context, *args: Any, **kwargs: Any) -> None:
             code = _guarded(body, context, args, kwargs, INTERRUPTED_LOOK if looks else INTERRUPTED_JOB)
+            gc.freeze()  # else Python searches all that is loaded for garbage before it ends: 20 ms
             if code:
                 raise Exit(code=code)
 

@@ -7,16 +7,11 @@ were asked of the first host, as one script: the least that anybody has to send.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import resource
 import sys
 from pathlib import Path
 
-from bench.engine.play import Play
-from runbooks.engine.fleet import Fleet, Interrupt, Rollout
-from runbooks.engine.printers import printer
-from runbooks.engine.report import Reporter
-from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.shell import Answer
 from runbooks.engine.transport import Connection, Target
 
@@ -41,34 +36,18 @@ def main() -> int:
         raw["name"]: Target(**{**raw, "key": Path(raw["key"]), "known_hosts": Path(raw["known_hosts"])})
         for raw in json.loads(Path(chosen.targets).read_text())
     }
-    report = Reporter(printer(plain=True))
-    play = Play(chosen.copies)
+    kind = Recording if chosen.record else Connection
+    connections = {name: kind(target) for name, target in targets.items()}
+    for connection in connections.values():
+        connection.begin()  # as `invoke provision` does: the hosts' logins and our imports go on side by side
+    from bench.engine.rollout import roll_out
 
-    def work(name: str) -> HostResult:
-        kind = Recording if chosen.record else Connection
-        with kind(targets[name]) as connection:
-            result = converge(connection, play.stages, options=Options(what="bench"), report=report)
-            counts = f"{connection.connects} connect, {connection.execs} exec, {connection.exchanges} exchanges"
-            report.note(f"{result.changed} changed, {result.unchanged} unchanged; {counts}", host=name)
-            if isinstance(connection, Recording):
-                Path(chosen.record).write_text(connection.script)
-            return result
-
-    fleet = Fleet(
-        work=work,
-        rollout=Rollout(),
-        failed=lambda result: bool(result.failed),
-        interrupt=Interrupt(),
-        on_interrupt=lambda: None,
-    )
-    outcomes = fleet.run(list(targets))
-    for outcome in outcomes:
-        for error in [outcome.error, *(outcome.value.failed if outcome.value else [])]:
-            if error is not None:
-                print(error, file=sys.stderr)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    report.note(f"{len(targets)} hosts, {peak:.0f} MiB at most")
-    return int(any(outcome.error or (outcome.value and outcome.value.failed) for outcome in outcomes))
+    failed = roll_out(connections, copies=chosen.copies)
+    for connection in connections.values():
+        if isinstance(connection, Recording):
+            Path(chosen.record).write_text(connection.script)
+    gc.freeze()  # as our commands do: what is loaded needs no search for garbage at the end
+    return int(failed)
 
 
 if __name__ == "__main__":

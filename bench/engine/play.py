@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jinja2
+
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Stage, Step
 from runbooks.steps.files import Directory, File, Line
@@ -55,8 +57,6 @@ class Play:
         return [f"bench{number}" for number in range(2 * self.copies)]
 
     def stages(self, _facts: Facts) -> Sequence[Stage]:
-        import jinja2
-
         template = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(
             TEMPLATE
         )
@@ -81,8 +81,6 @@ class Play:
     @property
     def shell_script(self) -> str:
         """The same from scratch, as a careful person would write it by hand."""
-        import jinja2
-
         template = jinja2.Environment(keep_trailing_newline=True).from_string(TEMPLATE)
         parts = [
             "set -e\nexport DEBIAN_FRONTEND=noninteractive\napt-get -q update",

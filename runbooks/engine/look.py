@@ -15,15 +15,21 @@ from runbooks.engine.step import NO_ANSWER, Kind, Question, State
 from runbooks.engine.transport import Connection
 
 _PROLOGUE = """\
-D=$(mktemp -d "${T:-/tmp}/look.XXXXXXXX") && cd "$D" || exit 1
-mkfifo done && exec 3<>done
-group() {
-  ( timeout -k 1 "$2" sh "./$1.sh" >"$1.out" 2>/dev/null </dev/null 3>&-; echo $? >"$1.rc"; echo "$1" >&3 ) &
-}
+D=$(mktemp -d "${T:-/tmp}/look.XXXXXXXX") && cd "$D" && mkfifo done && exec 3<>done || exit 1
+"""
+
+# The script comes as a here-document, which costs no process; in braces, so that it is read to its end before it runs.
+_GROUP = """\
+( timeout -k 1 {deadline:g} sh >{number}.out 2>/dev/null 3>&- <<'{end}'
+{{
+{script}
+}} </dev/null
+{end}
+echo $? >{number}.rc; echo {number} >&3 ) &
 """
 
 _EPILOGUE = """\
-( trap 'kill "$nap"' TERM; sleep {longest} & nap=$!; wait "$nap" && echo late >&3 ) >/dev/null 2>&1 & bell=$!
+( trap 'kill "$nap"' TERM; sleep {longest:g} & nap=$!; wait "$nap" && echo late >&3 ) >/dev/null 2>&1 & bell=$!
 left={count}
 while [ "$left" -gt 0 ]; do
   read -r who <&3
@@ -33,8 +39,8 @@ done
 kill "$bell" 2>/dev/null
 i=0
 while [ "$i" -lt {count} ]; do
-  if [ -s "$i.rc" ]; then printf '%s %s %s %s\\n' {token} "$i" "$(cat "$i.rc")" "$(wc -c <"$i.out")"; cat "$i.out"
-  else printf '%s %s - 0\\n' {token} "$i"; fi
+  if [ -s "$i.rc" ]; then read -r rc <"$i.rc"; printf '{token} %s\\n' "$rc"; cat "$i.out"; echo
+  else printf '{token} -\\n\\n'; fi
   i=$((i + 1))
 done
 cd / && rm -rf "$D"
@@ -58,9 +64,9 @@ def look(connection: Connection, questions: Iterable[Question]) -> dict[Question
     groups = _grouped(questions)
     if not groups:
         return {}
-    token = f"rb-{secrets.token_hex(8)}"
+    token, end = f"rb-{secrets.token_hex(8)}", f"rb-{secrets.token_hex(8)}"
     longest = max(group.kind.deadline for group in groups) + 2
-    answer = connection.ask(_script(groups, token, longest), deadline=longest + 5)
+    answer = connection.ask(_script(groups, token, end, longest), deadline=longest + 5)
     return _read(answer.raw, groups, token)
 
 
@@ -74,12 +80,12 @@ def _grouped(questions: Iterable[Question]) -> list[_Group]:
     return groups
 
 
-def _script(groups: list[_Group], token: str, longest: float) -> str:
+def _script(groups: list[_Group], token: str, end: str, longest: float) -> str:
     parts = [_PROLOGUE]
     for number, group in enumerate(groups):
-        parts.append(f"cat >{number}.sh <<'{token}'\n{group.kind.script(group.keys)}\n{token}\n")
-    parts += [f"group {number} {group.kind.deadline:g}\n" for number, group in enumerate(groups)]
-    parts.append(_EPILOGUE.format(longest=f"{longest:g}", count=len(groups), token=token))
+        script = group.kind.script(group.keys)
+        parts.append(_GROUP.format(number=number, deadline=group.kind.deadline, script=script, end=end))
+    parts.append(_EPILOGUE.format(longest=longest, count=len(groups), token=token))
     return "".join(parts)
 
 
@@ -95,9 +101,7 @@ def _read(raw: bytes, groups: list[_Group], token: str) -> dict[Question, State]
 
 
 def _framed(raw: bytes, token: str) -> Iterable[tuple[str, bytes]]:
-    at = 0
-    while (at := raw.find(token.encode(), at)) >= 0:
-        end = raw.index(b"\n", at)
-        _, _, rc, size = raw[at:end].decode().split()
-        at = end + 1 + int(size)
-        yield rc, raw[end + 1 : at]
+    """Each group's exit code and output, which stands between two of our lines; a newline of ours ends it."""
+    for part in raw.split(f"{token} ".encode())[1:]:
+        rc, _, body = part.partition(b"\n")
+        yield rc.decode(), body[:-1]

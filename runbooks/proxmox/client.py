@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 from runbooks.engine.errors import RunbookError, Unreachable, UsageError
 from runbooks.engine.secret import Secret
-from runbooks.proxmox import tls
 
 if TYPE_CHECKING:
     import requests
@@ -215,6 +214,8 @@ class Client:
         if self._session is None:
             import requests
 
+            from runbooks.proxmox import tls
+
             if self.login.ca is not None and not self.login.ca.is_file():
                 place = "/etc/pve/pve-root-ca.pem of the node, kept beside the inventory"
                 raise UsageError(f"ca: {self.login.ca} is not there", next=place, page="proxmox-api")
@@ -246,6 +247,8 @@ class Client:
         return NotReached(f"no connection to {self.login.api} ({_short(error)})", page="proxmox-api")
 
     def _not_trusted(self, error: Exception) -> Unreachable:
+        from runbooks.proxmox import tls
+
         shown = tls.observed(self.login.api)
         details = [f"it shows the SHA-256 fingerprint {shown}" if shown else _short(error)]
         if self.login.fingerprint is not None:

@@ -28,7 +28,7 @@ _PATHS = """\
 look() {
   n=$#
   while [ "$n" -gt 0 ]; do
-    if [ -L "$2" ]; then printf 'link '; readlink -n -- "$2" | base64 | tr -d '\\n'; echo; set -- "$@" "$2"
+    if [ -L "$2" ]; then printf 'link '; readlink -n -- "$2" | base64 -w0; echo; set -- "$@" "$2"
     elif [ -e "$2" ]; then echo there; set -- "$@" "$2"
     else echo absent; fi
     shift 2; n=$((n - 2))
@@ -44,7 +44,7 @@ sums() {
   [ $# -eq 0 ] || sha256sum -- "$@" | while read -r sum rest; do
     sum=${sum#\\\\}; want=${wants%% *}; wants=${wants#* }
     printf '%s ' "$sum"
-    case $want in "$sum"|=) ;; *) head -c LIMIT -- "$1" | base64 | tr -d '\\n' ;; esac
+    case $want in "$sum"|=) ;; *) head -c LIMIT -- "$1" | base64 -w0 ;; esac
     echo; shift
   done
 }
