@@ -143,6 +143,7 @@ def strip(result: BenchResult) -> list[Check]:
     worst = max(differences, key=abs, default=None)
     limits, top = result.limits, max((p["concurrency"] for p in points), default=0)
     late = max((p["client"]["late_p99_ms"] for p in points), default=0.0)
+    busy = max((p["client"]["cpu_share"] for p in points), default=0.0)
     graphs = "off" if limits.graphs_off else f"up to {streams(limits.graph_max)}" if limits.graph_max else "not told"
     check = result.run["loadgen"].get("self_check")
     return [
@@ -165,7 +166,11 @@ def strip(result: BenchResult) -> list[Check]:
             graphs,
             not limits.graphs_off and (limits.graph_max or top) >= top if graphs != "not told" else None,
         ),
-        ("client lateness p99", f"{late:.2g} ms", all(not _fault(p, "the client was") for p in points)),
+        (
+            "client late p99, busy",
+            f"{late:.2g} ms, {busy:.0%} of a core",
+            all(not _fault(p, "the client ") for p in points),
+        ),
         (
             "null server",
             f"{min(check['rate'], check['seen_rate']):,.0f} chunks/s" if check else "not run",
