@@ -43,7 +43,7 @@ class Meter:
         if match := re.match(r"\s*\[\s*(\d+)/(\d+)\]\s*(?:([\d.]+) s )?(.*)", line):
             done, total = int(match[1]), int(match[2])
             left = f", {left_text(float(match[3]) / done * (total - done))}" if match[3] and 0 < done < total else ""
-            return Progress(done, total, detail=_short(match[4]) + left)
+            return Progress(done, total, detail=_work(match[4]) + left)
         if match := re.match(r"\s*\[\s*(\d+)%\]\s*(.*)", line):
             return Progress(int(match[1]), 100, "%", _short(match[2]))
         return None
@@ -134,6 +134,12 @@ def _package(words: list[str]) -> str:
     return (
         words[-3] if len(words) > 2 and words[-2] in ("amd64", "arm64", "all") else words[-2 if len(words) > 1 else -1]
     )
+
+
+def _work(text: str) -> str:
+    """The source's name, where ninja says the whole compiler command, as PyTorch's builds do."""
+    sources = re.findall(r"(?<=/)[^/ ]+\.(?:cu|cuh|cpp|cc|cxx|c)(?= |$)", text)
+    return sources[-1] if sources else _short(text)
 
 
 def _short(text: str) -> str:

@@ -41,7 +41,8 @@ def max_jobs(cores: int, memory_bytes: int) -> int:
     """Compilers side by side: half the cores, as long as each has 5 GB for each of its threads.
 
     More than that swaps, or is killed (flash-attention #1683); the whole machine's memory counts, because no server
-    runs on a host that is still being built.
+    runs on a host that is still being built. Measured with 2.8.3.post2 and CUDA 13.0: the greediest compiler took 7 GB,
+    16 of them 69 GB together at the worst moment, and 32 cores were done in 22 minutes.
     """
     return max(1, min(cores // 2, int(memory_bytes / (GB_A_COMPILER * 1e9 * NVCC_THREADS))))
 

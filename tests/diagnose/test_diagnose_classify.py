@@ -46,6 +46,7 @@ HEALTHY_FILES = (
     *sorted((DATA / "healthy").iterdir()),
     DATA / "healthy-journal.txt",
     *sorted(CAPTURES.glob("smi-*")),
+    Path(__file__).parents[1] / "steps" / "data" / "healthy" / "21-flash-attn-real.log",
 )
 
 HEALTHY = (
