@@ -43,7 +43,7 @@ def test_apt_from_its_plan_to_its_end() -> None:
         ("[ 50%] Building C object y.o", Progress(50, 100, "%", "Building C object y.o")),
         ("fetch 12.3/441.0 GB 310 MB/s, 23 min left", Progress(12.3, 441.0, "GB", "310 MB/s, 23 min left")),
         (
-            "  [36/73] 540.0 s /usr/local/cuda/bin/nvcc -I/x/csrc/src -c -c /x/csrc/src/fwd_hdim64.cu -o /b/fwd_hdim64.o",
+            "  [36/73] 540.0 s /usr/local/cuda/bin/nvcc -I/x/src -c -c /x/src/fwd_hdim64.cu -o /b/fwd_hdim64.o",
             Progress(36, 73, detail="fwd_hdim64.cu, 9 min left"),
         ),
         ("[37/73] 740.0 s nvcc -c b.cu", Progress(37, 73, detail="nvcc -c b.cu, 12 min left")),
