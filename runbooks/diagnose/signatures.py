@@ -54,7 +54,7 @@ HARMLESS = (
     r"destroy_process_group\(\) was not called",
     r"^\s*(?:--|\[-|usage:)",  # argparse prints every option
     r"Loading kernel module configfs|Xid:? none|Failed units: 0|Scheduled restart job.*counter is at 0",
-    r"Failed to set fd limit",  # dbus in a container
+    r"Failed to set fd limit|system\" message bus",  # dbus in a container, or none there
     r"^WARNING: (?:Connection timed out while|Retrying|Attempting to resume)",  # pip, which goes on
 )
 """Lines that speak of failures and are none."""

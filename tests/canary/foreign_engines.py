@@ -44,6 +44,8 @@ def _chat_logprobs(body: Body, sick: Sick, piece: str) -> Any:
 
 
 def llama_server(body: Body, text: str, sick: Sick = SOUND) -> Http:
+    if body.get("logprobs") and sick.logprob is not None:
+        return error(400, "[json.exception.type_error.302] type must be number, but is null", code=400)
     head = {"id": "chatcmpl-Q4", "object": "chat.completion.chunk", "created": 1, "system_fingerprint": "b6999-8f2"}
     chunks: list[Body] = [
         {"choices": [{"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}}]}

@@ -26,6 +26,7 @@ SAME = 1e-6
 
 _NAN_WORDS = re.compile(
     r"not JSON compliant|out of range float"  # sglang #5984, vllm #13035: a NaN logprob met the JSON encoder
+    r"|type must be number, but is null|unsupported value: (?:NaN|[+-]?Inf)"  # the same in C++ (nlohmann) and in Go
     r"|\bNaN\b.{0,40}\b(logits|detected|happened|values)|\b(logits|probabilit\w+|tensor)\b.{0,60}\bnan\b|nan detected",
     re.IGNORECASE,
 )
