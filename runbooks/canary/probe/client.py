@@ -54,6 +54,8 @@ def complete(endpoint: Endpoint, request: Mapping[str, Any], *, limit: float) ->
         if "max_tokens" in endpoint.refused:
             body["max_completion_tokens"] = request.get("max_tokens")
         reply = _complete(endpoint, body, limit)
+        if reply.speaks_of_nan:
+            return reply  # asked without logprobs it would hide that again
         if reply.status == 429 and patience:
             patience -= 1
             time.sleep(1.5)

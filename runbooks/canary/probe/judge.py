@@ -24,13 +24,6 @@ CERTAIN = -0.7
 """A logprob above this (probability one half) is a sure choice, and sure choices may well all be equal (0.0)."""
 SAME = 1e-6
 
-_NAN_WORDS = re.compile(
-    r"not JSON compliant|out of range float"  # sglang #5984, vllm #13035: a NaN logprob met the JSON encoder
-    r"|type must be number, but is null|unsupported value: (?:NaN|[+-]?Inf)"  # the same in C++ (nlohmann) and in Go
-    r"|\bNaN\b.{0,40}\b(logits|detected|happened|values)|\b(logits|probabilit\w+|tensor)\b.{0,60}\bnan\b|nan detected",
-    re.IGNORECASE,
-)
-
 
 @dataclass(frozen=True)
 class Expect:
@@ -73,7 +66,7 @@ def _numbers(reply: Reply) -> Iterator[Finding]:
         yield Finding(
             "nan-stop", NAN, f'the server ended the request with "NaN happened" (finish_reason {reply.finish_reason})'
         )
-    if reply.error and _NAN_WORDS.search(reply.error):
+    if reply.speaks_of_nan:
         yield Finding("nan-error", NAN, f"HTTP {reply.status}: {reply.error}")
     entries = reply.logprobs[1:] if reply.echoed else reply.logprobs
     null = [entry for entry in entries if entry.value is None]

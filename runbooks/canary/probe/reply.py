@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _NAN_STOP = re.compile(r"nan[ _-]*happened", re.IGNORECASE)
+_NAN_WORDS = re.compile(
+    r"not JSON compliant|out of range float"  # sglang #5984, vllm #13035: a NaN logprob met the JSON encoder
+    r"|type must be number, but is null|unsupported value: (?:NaN|[+-]?Inf)"  # the same in C++ (nlohmann) and in Go
+    r"|\bNaN\b.{0,40}\b(logits|detected|happened|values)|\b(logits|probabilit\w+|tensor)\b.{0,60}\bnan\b|nan detected",
+    re.IGNORECASE,
+)
 _THINKS = re.compile(r"\s*<think(ing)?>")
 _MARKUP = re.compile(r"\s*(?:<!doctype|<html|<\?xml|<head|<center|<h1)", re.IGNORECASE)
 # SGLang ends a request "normally" when a sampled id is outside the vocabulary: matched_stop (OpenAI routes) or
@@ -65,6 +71,10 @@ class Reply:
         """The server says that the prompt does not fit; in the words of SGLang, vLLM, TGI and llama.cpp."""
         words = ("context", "longer than", "too long", "too large", "maximum input", "exceed")
         return self.status in (400, 413, 422) and any(word in self.error.lower() for word in words)
+
+    @property
+    def speaks_of_nan(self) -> bool:
+        return bool(_NAN_WORDS.search(self.error))
 
     @property
     def thinking_still(self) -> bool:
