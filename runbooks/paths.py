@@ -9,6 +9,7 @@ RUNTIMES = f"{ROOT}/runtimes"  # <lock-hash>/{venv,cache}: built once, never cha
 PYTHONS = f"{ROOT}/pythons"  # unpacked archives, named by their digest
 RELEASES = f"{ROOT}/releases"  # numbered folders, each a whole definition of a running server
 CURRENT = f"{ROOT}/current"  # symlink to the release that serves
+GATEWAY = f"{ROOT}/gateway"  # of a machine that runs SGLang's gateway: its command line, launcher and key
 TOOLS = f"{ROOT}/tools"  # pushed artefacts (canary, load generator), named by content
 
 STATE = "/var/lib/runbooks"

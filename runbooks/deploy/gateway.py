@@ -34,7 +34,7 @@ from runbooks.steps.services import Unit
 from runbooks.surface import CHANGES_FOUND
 
 UNIT = "sglang-gateway.service"
-FOLDER = f"{paths.ROOT}/gateway"
+FOLDER = paths.GATEWAY
 HEALTH = {"interval": 10, "timeout": 25, "failures": 3}
 """Seconds, and how many. SGLang's /health makes a token, and waits behind a long prefill: 20 s there are no death. A
 server that is gone costs no request meanwhile: a connection refused is tried again on another at once."""

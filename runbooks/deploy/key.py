@@ -6,9 +6,12 @@ one: then clients of the servers that run would be shut out by the next deploy. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runbooks import paths
 from runbooks.engine.report import Level, Reporter
 from runbooks.engine.secret import Secret
+from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Inventory
 from runbooks.session import Session
 
@@ -43,10 +46,16 @@ def tell_open(inventory: Inventory, report: Reporter) -> None:
 
 
 def _from_a_host(session: Session) -> tuple[str, Secret | None]:
-    for name in session.hosts:
-        with session.connect(name) as conn:
-            held = conn.ask(f"cat {paths.CURRENT}/api-key 2>/dev/null; :").out.strip()
-        if held:
-            session.report.hide(Secret(held))
-            return name, Secret(held)
+    """Its name and its key. One that cannot be reached ends this: it may be the one that has it."""
+    groups = session.loaded.inventory.groups
+    gateways = [name for name, group in groups.items() if group.gateway and set(group.hosts) & set(session.hosts)]
+    places: list[tuple[Callable[[str], Connection], str, str]]
+    places = [(session.connect, name, paths.CURRENT) for name in session.hosts]
+    places += [(session.connect_gateway, name, paths.GATEWAY) for name in gateways]
+    for connect, name, folder in places:
+        with connect(name) as conn:
+            held = conn.ask(f"cat {folder}/api-key 2>/dev/null; :").out.strip()
+            if held:
+                session.report.hide(Secret(held))
+                return conn.name, Secret(held)
     return "", None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from runbooks.deploy.key import ready_key
 from runbooks.engine.report import Event, Reporter
 from runbooks.engine.secret import Secret
 from runbooks.inventory import Loaded, load
+from runbooks.inventory.shape import Gateway, Group, Login
 from runbooks.session import Session
 from tests.deploy.deploy_fake import FakeHost, Silent
 
@@ -52,13 +53,24 @@ def test_the_first_deploy_makes_it_and_says_where(loaded: Loaded, monkeypatch: p
 
 def test_another_controller_brings_it_from_the_host(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second key would shut the clients of the first out."""
-    second = FakeHost([("cat /opt/runbooks/current/api-key", "sk-of-the-first\n")])
+    second = FakeHost([("cat /opt/runbooks/current/api-key", "sk-of-the-first\n")], name="glm5-b")
     session, events = _session(loaded, {"glm5-a": FakeHost(), "glm5-b": second}, monkeypatch)
     assert ready_key(session) == Secret("sk-of-the-first")
     assert (loaded.folder / "secrets/api-key").read_text() == "sk-of-the-first\n"
     assert (loaded.folder / "secrets/api-key").stat().st_mode & 0o777 == 0o600
     assert "sk-of-the-first" not in repr(events)
     assert events[0].text.startswith("the API key of glm5-b is kept, and now here too")
+
+
+def test_or_from_their_gateway_that_was_set_up_first(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = Gateway(ssh=Login(address="192.0.2.9"))
+    pool = Group(hosts=("glm5-a",), gateway=gateway)
+    inventory = msgspec.structs.replace(loaded.inventory, groups={"pool": pool})
+    session, events = _session(replace(loaded, inventory=inventory), {"glm5-a": FakeHost()}, monkeypatch)
+    holder = FakeHost([("cat /opt/runbooks/gateway/api-key", "sk-of-the-gateway\n")], name="gateway-pool")
+    monkeypatch.setattr(Session, "connect_gateway", lambda self, name: nullcontext(holder.conn))
+    assert ready_key(session) == Secret("sk-of-the-gateway")
+    assert events[0].text.startswith("the API key of gateway-pool is kept, and now here too")
 
 
 def test_a_key_that_is_here_is_not_asked_for(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
