@@ -103,7 +103,8 @@ class Worker:
     def _measure(self) -> None:
         phase = 0
         housekeeping = 0.0
-        wait, clock, in_line = self.poller.wait, time.perf_counter_ns, Line().since
+        wait, clock = self.poller.wait, time.perf_counter_ns
+        in_line = Line(first=self.first_in_line).since
         pause = PAUSE if len(self.streams) >= PAUSE_FROM or self.plan.arrivals is not None else 0.0
         while True:
             if self.board.phase != phase:

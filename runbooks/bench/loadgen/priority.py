@@ -33,11 +33,14 @@ def first_in_line() -> Iterator[bool]:
 
 
 class Line:
-    """How long this process stood in line for a core. Costs a microsecond; without a kernel that tells, always 0."""
+    """How long this process stood in line for a core. To ask costs microseconds.
 
-    def __init__(self) -> None:
+    Always 0 for who is first, and where the kernel does not tell.
+    """
+
+    def __init__(self, *, first: bool = False) -> None:
         try:
-            self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
+            self._file = -1 if first else os.open(_SCHEDSTAT, os.O_RDONLY)
         except OSError:
             self._file = -1
         self._seen = self._waited()
