@@ -21,6 +21,7 @@ from runbooks.bench.words import streams
 
 DOMINANT = 0.5  # a part that takes this share of the step bounds it
 MINDS, LEAST = 3.0, 0.02  # times the error of the best fit, and at least, that a fit with the floor must miss by
+TOO_MUCH = 0.02  # beyond all noise, that the known parts may add up to more than the step
 UNEXPLAINED = 0.35  # a rest of this share may not be called anything else
 
 
@@ -34,6 +35,7 @@ class Shares:
     compute: float
     communication: float | None
     rest: float
+    noise: float = 0.0  # that the known parts may be too high by: the spread of the collectives, the step's interval
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,26 @@ class Verdict:
 
 
 def shares_of(
-    b: int, step_ms: float, ceiling: Ceiling, collectives: Collectives | None, *, experts: bool = False
+    b: int,
+    step_ms: float,
+    ceiling: Ceiling,
+    collectives: Collectives | None,
+    *,
+    experts: bool = False,
+    half_ms: float = 0.0,
 ) -> Shares:
-    """`experts`: spread over the GPUs."""
+    """`experts`: spread over the GPUs; `half_ms`: of the step's interval."""
     step = step_ms / 1e3
-    communication = communication_seconds(ceiling.shape, collectives, b, experts_spread=experts)
-    if communication is not None:
-        communication /= step
+    communication, least = (
+        communication_seconds(ceiling.shape, collectives, b, experts_spread=experts, least=quickest)
+        for quickest in (False, True)
+    )
+    noise = half_ms / step_ms
+    if communication is not None and least is not None:
+        communication, noise = communication / step, noise + (communication - least) / step
     memory, compute = ceiling.memory(b) / step, ceiling.compute(b) / step
-    return Shares(b, step_ms, memory, compute, communication, 1.0 - memory - compute - (communication or 0.0))
+    rest = 1.0 - memory - compute - (communication or 0.0)
+    return Shares(b, step_ms, memory, compute, communication, rest, noise)
 
 
 def judge(
@@ -104,7 +117,10 @@ def _judged(
     top = max(steps)
     used = collectives if isinstance(collectives, Collectives) else None
     spread = experts_spread(settings)
-    shares = tuple(shares_of(b, steps[b], ceiling, used, experts=spread) for b in sorted(steps))
+    shares = tuple(
+        shares_of(b, steps[b], ceiling, used, experts=spread, half_ms=well[b].get("step_ci") or 0.0)
+        for b in sorted(steps)
+    )
     word = _word(shares[-1])
 
     def covered(b: float) -> float:
@@ -187,7 +203,7 @@ def _contradictions(
     found = [
         f"at {streams(s.b)}: the known parts need {1 - s.rest:.0%} of the measured step; one figure is wrong"
         for s in shares
-        if s.rest < -0.02
+        if s.rest + s.noise < -TOO_MUCH
     ]
     if used and used.word != "healthy":
         found.append(

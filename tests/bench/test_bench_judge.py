@@ -279,6 +279,22 @@ def test_contradictions_are_said() -> None:
     assert verdict(steps_of(REFERENCE)).contradictions == ()
 
 
+@pytest.mark.parametrize(
+    ("quickest", "step_ci", "said"), [(1.0, None, True), (0.97, None, False), (1.0, 3.0, False), (0.995, 0.3, True)]
+)
+def test_more_than_the_whole_within_the_noise_is_no_contradiction(
+    quickest: float, step_ci: float | None, said: bool
+) -> None:
+    """All-reduces and weights that need 104 % of a step: that says nothing where each is known to 3 %."""
+    reduce = 0.1 * (1.04 - CEILING.memory(1) * 10 - CEILING.compute(1) * 10) / 156
+    measured = Collectives({1: Timing(reduce, reduce * quickest, reduce * 1.03)}, {}, {})
+    told = verdict({1: 100.0}, collectives=measured, step_ci=step_ci)
+    assert told.word == "communication"
+    assert [one[:48] for one in told.contradictions] == (
+        ["at 1 stream: the known parts need 104% of the me"] if said else []
+    )
+
+
 def test_invalid_points_have_no_say() -> None:
     points = [
         {"concurrency": 64, "step_ms": 1.0, "decode_tok_s": 64_000.0, "valid": False},
