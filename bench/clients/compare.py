@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients.peers import ROOT, Client, Ours, Told, Work, available
-from bench.clients.traps import table
+from bench.clients.traps import COUNTED, SPOILED, table
 
 STREAMS, STEP_MS, TOKENS = 64, 20, 100
 FEW, MANY = 64, 384  # requests
@@ -164,9 +164,11 @@ def main() -> int:
     began = time.monotonic()
     if options.traps:
         with served(ROOT / "lab" / "traps.py", 5.0) as url:
-            result: dict[str, Any] = {
-                "traps": table(clients, lambda client, work: run(client, work)[1], url, tokenizer)
-            }
+            found = table(clients, lambda client, work, limit: run(client, work, limit)[1], url, tokenizer)
+        right = {name: sum(said.startswith("right") for said in each.values()) for name, each in found.items()}
+        result: dict[str, Any] = {"traps": found, "right": right, "of": len(COUNTED) + len(SPOILED)}
+        for name, count in right.items():
+            print(f"{name:<22} right on {count} of {result['of']}")
     else:
         result = measured(clients, tokenizer, options.rounds)
         for name, value in sorted(result["cpu_us_per_chunk"].items(), key=lambda item: item[1]):

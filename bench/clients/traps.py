@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,21 +26,26 @@ COUNTED = {
 SPOILED = ("short", "nan", "bang", "echo", "error", "cut", "some-refuse", "silent", "cached", "graphs")
 """Traps whose numbers must not be used: a right client says so, or fails the requests."""
 
-Ask = Callable[[Client, Work], Told | str]
+Ask = Callable[[Client, Work, float], Told | str]
+"""What a client says of some work, within so many seconds."""
+FIRST, MORE, TIMES = 240.0, 30.0, 3.0
+"""Seconds for the plain server, and for a trap: so many more than so many times what the plain one took."""
 
 
 def table(clients: Sequence[Client], ask: Ask, url: str, tokenizer: Path) -> dict[str, dict[str, str]]:
     """Client -> trap -> `right`, or what is wrong. Printed as it grows. Who hangs on the plain server hangs."""
     found: dict[str, dict[str, str]] = {client.name: {} for client in clients}
+    limits: dict[str, float] = {}
     for trap in (*COUNTED, *SPOILED):
         streams = 40 if trap == "graphs" else STREAMS
         requests = 80 if trap == "graphs" else REQUESTS
         work = Work(f"{url}/{trap}".rstrip("/"), requests, streams, 64, TOKENS, tokenizer)
         print(f"{trap or 'plain'}: {TRAPS[trap]}")
         for client in clients:
-            plain = found[client.name].get("plain", "")
-            verdict = plain if plain.startswith("hangs") else judge(trap, ask(client, work), work)
-            found[client.name][trap or "plain"] = verdict
+            plain, began = found[client.name].get("plain", ""), time.monotonic()
+            told = plain if plain.startswith("hangs") else ask(client, work, limits.get(client.name, FIRST))
+            limits.setdefault(client.name, MORE + TIMES * (time.monotonic() - began))
+            found[client.name][trap or "plain"] = verdict = judge(trap, told, work)
             print(f"    {client.name:<22} {verdict}", flush=True)
     return found
 

@@ -38,7 +38,9 @@ def test_a_client_is_held_against_the_truth(trap: str, told: Told | str, said: s
 @pytest.mark.slow
 def test_ours_is_right_on_every_trap() -> None:
     with compare.served(ROOT / "lab" / "traps.py", traps.STEP_MS) as url:
-        found = traps.table([Ours()], lambda client, work: compare.run(client, work)[1], url, Path("/nowhere"))
+        found = traps.table(
+            [Ours()], lambda client, work, limit: compare.run(client, work, limit)[1], url, Path("/nowhere")
+        )
     (ours,) = found.values()
     assert len(ours) == len(traps.COUNTED) + len(traps.SPOILED) == 19
     assert [f"{trap}: {verdict}" for trap, verdict in ours.items() if not verdict.startswith("right")] == []
