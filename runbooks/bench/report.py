@@ -46,11 +46,13 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
 
 
 def proof(result: BenchResult) -> str:
-    """One line: could the client have been the limit?"""
+    """One line: could the client have been the limit? Before the run, against a null server; and in its windows."""
     check = result.run["loadgen"].get("self_check")
     highest = max((point["tok_s"] for point in result.points), default=0.0)
+    late, busy = _client(result)
+    within = f"in the run late by {late:.2g} ms (p99) and {busy:.0%} of a core, at most"
     if not check:
-        return "client: not checked against a null server"
+        return f"client: not checked against a null server; {within}"
     if not check["ok"]:
         return (
             f"client: DID NOT KEEP UP with the null server: {check['caught']} of {check['expected']} chunks, "
@@ -60,8 +62,15 @@ def proof(result: BenchResult) -> str:
     headroom = f"{tested / highest:.0f}x headroom" if highest else "no headroom to tell"
     return (
         f"client: {headroom} ({tested:,.0f} chunks/s from a null server, {highest:,.0f} needed), "
-        f"{check['cpu_us_per_chunk']:.0f} us CPU a chunk"
+        f"{check['cpu_us_per_chunk']:.0f} us CPU a chunk; {within}"
     )
+
+
+def _client(result: BenchResult) -> tuple[float, float]:
+    """Its lateness p99 in ms and its part of a core, at most, over all windows."""
+    clients = [point["client"] for point in result.points]
+    late = max((one["late_p99_ms"] for one in clients), default=0.0)
+    return late, max((one["cpu_share"] for one in clients), default=0.0)
 
 
 def write(result: BenchResult, folder: Path, baseline: BenchResult | None = None) -> None:
@@ -142,8 +151,7 @@ def strip(result: BenchResult) -> list[Check]:
     differences = [p["server"]["difference"] for p in points if p["server"]["difference"] is not None]
     worst = max(differences, key=abs, default=None)
     limits, top = result.limits, max((p["concurrency"] for p in points), default=0)
-    late = max((p["client"]["late_p99_ms"] for p in points), default=0.0)
-    busy = max((p["client"]["cpu_share"] for p in points), default=0.0)
+    late, busy = _client(result)
     graphs = "off" if limits.graphs_off else f"up to {streams(limits.graph_max)}" if limits.graph_max else "not told"
     check = result.run["loadgen"].get("self_check")
     return [
