@@ -6,6 +6,7 @@ import html
 import ipaddress
 import posixpath
 import re
+import time
 from collections.abc import Mapping
 from email.utils import formatdate
 from functools import partial
@@ -28,12 +29,15 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
 
-def server(bind: str, port: int, root: Path) -> ThreadingHTTPServer:
-    """Bound and ready for `serve_forever`. Only loopback and private addresses: a lab is nobody else's business."""
+def server(bind: str, port: int, root: Path, *, rate: int = 0) -> ThreadingHTTPServer:
+    """Bound and ready for `serve_forever`. Only loopback and private addresses: a lab is nobody else's business.
+
+    `rate`: the most bytes a second of each connection, as of a source far away.
+    """
     address = ipaddress.ip_address(bind)
     if address.is_unspecified or not (address.is_loopback or address.is_private):
         raise UsageError(f"depot: {bind} is neither a loopback nor a private address")
-    return _Server((bind, port), partial(_Handler, root=root.resolve()))
+    return _Server((bind, port), partial(_Handler, root=root.resolve(), rate=rate))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -41,8 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "lab-depot"
     timeout = 60
 
-    def __init__(self, *arguments: object, root: Path) -> None:
-        self.root = root
+    def __init__(self, *arguments: object, root: Path, rate: int) -> None:
+        self.root, self.rate = root, rate
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
@@ -161,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
                 while left and (chunk := file.read(min(left, _CHUNK))):
                     self.wfile.write(chunk)
                     left -= len(chunk)
+                    if self.rate:
+                        time.sleep(len(chunk) / self.rate)
 
     def _span(self, size: int, tag: str, modified: str) -> tuple[int, int] | None:
         """The bytes asked for as [start, end); all of them without one usable Range; None when it lies outside."""

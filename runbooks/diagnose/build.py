@@ -25,7 +25,8 @@ def apt() -> tuple[Signature, ...]:
         Signature(
             "dkms-build",
             r"Bad return status for module build|dkms.*\(--configure\)|dkms.*returned error exit status"
-            r"|Consult /var/lib/dkms|kernel headers for .* (?:cannot|could not) be found"
+            r"|Consult /var/lib/dkms|Unable to locate package linux-headers"
+            r"|kernel headers for .* (?:cannot|could not) be found"
             r"|dkms.*(?:build|autoinstall).*fail|DKMS module .* failed|module_symvers_sanity_check|dkms apport"
             r"|Failed to run .*\bdkms\b|kernel module through DKMS|Could not locate dkms\.conf"
             r"|modules?[^/]*\(bad exit status: \d|^\.+\(bad exit status: \d"

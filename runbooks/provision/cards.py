@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from runbooks.engine.step import Answers, Question, Verdict, shell
+from runbooks.engine.step import Answers, Question, Verdict, quote, shell
 from runbooks.health.gpus import HARMLESS_XIDS
 from runbooks.inventory.shape import Gpus
 
@@ -92,6 +92,48 @@ def _note(row: dict[str, str]) -> str:
     if limit is not None and default is not None and limit < default:
         texts.append(f"limited to {limit:.0f} of {default:.0f} W")
     return f"card {row['index']}: {', '.join(texts)}" if texts else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleOptions:
+    """The options of our modprobe files, as the loaded modules have them: one that was loaded before keeps its own.
+
+    A report: the next reboot brings them, and none of them is worth one by itself.
+    """
+
+    lines: tuple[str, ...]  # options nvidia_uvm uvm_disable_hmm=1
+    id: str = "options of the modules"
+
+    @property
+    def _wanted(self) -> list[tuple[str, str, str]]:
+        """Module, parameter, value."""
+        found = []
+        for module, *options in (line.split()[1:] for line in self.lines if line.startswith("options ")):
+            pairs = (option.partition("=") for option in options)
+            found += [(module.replace("-", "_"), name, value) for name, equals, value in pairs if equals]
+        return found
+
+    @property
+    def _question(self) -> Question:
+        names = " ".join(quote(f"{module}/parameters/{name}") for module, name, _ in self._wanted)
+        return shell(f'cd /sys/module && for f in {names}; do cat -- "$f" 2>/dev/null || echo -; done')
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question,) if self._wanted else ()
+
+    def plan(self, answers: Answers) -> Verdict:
+        if not self._wanted:
+            return Verdict(ok=True, line="none that can be read back")
+        runs = str(answers[self._question].get("out") or "").split("\n")
+        parts = []
+        for (module, name, value), now in zip(self._wanted, runs, strict=False):
+            same = _TRUE.get(now, now) == _TRUE.get(value, value)
+            later = "cannot be read" if now == "-" else f"is {now} as it runs: {value} from the next reboot on"
+            parts.append(f"{module}: {name} is {now}" if same else f"{module}: {name} {later}")
+        return Verdict(ok=True, line="; ".join(parts) or "not read")
+
+
+_TRUE = {"Y": "1", "N": "0", "y": "1", "n": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)

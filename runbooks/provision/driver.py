@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from runbooks.engine.facts import Facts
 from runbooks.engine.step import Stage, Step
 from runbooks.inventory.shape import AptRepository, Driver, Inventory
-from runbooks.provision.cards import CardState, Peers, Xids
+from runbooks.provision.cards import CardState, ModuleOptions, Peers, Xids
 from runbooks.steps.checks import Gpus
 from runbooks.steps.files import File
 from runbooks.steps.kernel import Initramfs, blacklist, modprobe
@@ -60,6 +60,7 @@ def stages(facts: Facts, inventory: Inventory) -> list[Stage]:
                 Gpus(wanted=inventory.gpus, driver=driver.version),
                 Unit(name="nvidia-persistenced.service", enabled=True, active=True),
                 CardState(wanted=inventory.gpus),
+                ModuleOptions(lines=tuple(driver.module_options.values())),
                 Peers(),
                 Xids(),
             ),
@@ -95,7 +96,7 @@ def pin(driver: Driver) -> File:
 def _packages(inventory: Inventory) -> Packages:
     driver = inventory.driver
     names = tuple(name if _follows_the_kernel(name) else f"{name}={driver.version}*" for name in driver.packages)
-    return Packages(names=names, limit=3600, page="driver-mismatch")
+    return Packages(names=names, family=tuple(PINNED.split()), limit=3600, page="driver-mismatch")
 
 
 def _follows_the_kernel(package: str) -> bool:

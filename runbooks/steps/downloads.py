@@ -92,7 +92,8 @@ else du -sk . | cut -f 1; fi""")
         diff = [Diff(f"{self._identity}, {human(self.size)}")]
         if have:
             diff.append(Diff(f"{human(have)} are there; what is missing comes, what is there is kept"))
-        return Change(script=self._script(), diff=tuple(diff), limit=DAYS, uploads=self._uploads())
+        script = self._script()
+        return Change(script=script, diff=tuple(diff), limit=DAYS, uploads=self._uploads(), page="model-download")
 
     def _script(self) -> str:
         token = ' --token-file "$UPLOADS/token"' if self.token is not None else ""

@@ -54,7 +54,8 @@ APT = (
     Failure(
         "kernel headers",
         r"kernel headers? (for|of) .*cannot be found|Module build for kernel .* was skipped since the kernel headers"
-        r"|Please install the linux-headers-|Unable to find the kernel source tree",
+        r"|Please install the linux-headers-|Unable to find the kernel source tree"
+        r"|Unable to locate package linux-headers-|linux-headers-[^ ]* has no installation candidate",
         "the headers of a kernel are missing, so DKMS builds no module for it: its archive may have dropped them; "
         "upgrade the kernel and reboot, then the same command again",
         "linux-surface #1909; dkms(8)",

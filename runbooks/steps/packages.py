@@ -202,9 +202,14 @@ def apt_pin(name: str, packages: str, version: str, *, why: str) -> File:
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """Debian packages, each `name` (any version) or `name=version`, where the version may end in `*`."""
+    """Debian packages, each `name` (any version) or `name=version`, where the version may end in `*`.
+
+    `family`: patterns of packages that they bring along. Where somebody holds one of those, apt would find no way; it
+    may change now, and is held again as it is then.
+    """
 
     names: tuple[str, ...]
+    family: tuple[str, ...] = ()
     recommends: bool = False
     limit: float = 1800.0  # seconds; DKMS compiles the NVIDIA modules in there
     page: str | None = None
@@ -231,21 +236,43 @@ class Packages:
         if not wanted:
             return None
         return Change(
-            script=install(wanted, recommends=self.recommends), diff=tuple(diff), limit=self.limit, page=self.page
+            script=install(wanted, recommends=self.recommends, family=self.family),
+            diff=tuple(diff),
+            limit=self.limit,
+            page=self.page,
         )
 
 
-def install(specs: Sequence[str], *, recommends: bool = False) -> str:
+def install(specs: Sequence[str], *, recommends: bool = False, family: Sequence[str] = ()) -> str:
     """An interrupted dpkg is finished first (`check` waits for the lock, which dpkg by itself does not)."""
     how = "--install-recommends" if recommends else "--no-install-recommends"
+    options = f"{how} --allow-downgrades --allow-change-held-packages"
+    command = f"{APT_GET} {options} install -- {' '.join(map(quote, specs))}"
     script = f"""\
 {QUIET}
 if [ -n "$(dpkg --audit; ls -A /var/lib/dpkg/updates)" ]; then
   {APT_GET} check || dpkg --configure -a --force-confdef --force-confold
 fi
 {REFRESH}
-{APT_GET} {how} --allow-downgrades --allow-change-held-packages install -- {" ".join(map(quote, specs))}"""
+{_unheld(family, command) if family else command}"""
     return explained(script, APT)
+
+
+def _unheld(family: Sequence[str], command: str) -> str:
+    """--allow-change-held-packages speaks for what the command names, not for what that depends on."""
+    patterns = " ".join(map(quote, family))
+    look = f"dpkg-query -W -f '${{db:Status-Want}} ${{Package}}\\n' {patterns} 2>/dev/null"
+    return f"""\
+rb_held=$({look} | sed -n 's/^hold //p')
+[ -z "$rb_held" ] || apt-mark -q unhold -- $rb_held
+rb_rc=0
+{command} || rb_rc=$?
+for rb_name in $rb_held; do
+  if [ "$(dpkg-query -W -f '${{db:Status-Status}}' "$rb_name" 2>/dev/null)" = installed ]; then
+    apt-mark -q hold -- "$rb_name"
+  fi
+done
+[ "$rb_rc" -eq 0 ] || exit "$rb_rc\""""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from runbooks.inventory import Loaded, load
 from runbooks.inventory.shape import Gpus
 from runbooks.provision import stages
 from runbooks.provision.base import ClockSynchronised
-from runbooks.provision.cards import FIELDS, CardState, Peers, Xids, read_peers
+from runbooks.provision.cards import FIELDS, CardState, ModuleOptions, Peers, Xids, read_peers
 from runbooks.provision.driver import pin
 from runbooks.provision.interpreter import interpreter, packages
 from runbooks.steps.checks import SMI_FIELDS
@@ -56,6 +56,7 @@ P2P = (
     " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\t{0}\tCNS\t\n GPU1\t{0}\tX\tOK\t\n GPU2\tCNS\tOK\tX\t\n\nLegend:\n  X    = Self\n"
 )
 XID = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus."
+HMM = ModuleOptions(lines=("options nvidia_uvm uvm_disable_hmm=1",))
 PTXAS = "release 13.0\ntakes it"
 
 VERDICTS: list[tuple[Step, str, bool, str]] = [
@@ -101,6 +102,9 @@ VERDICTS: list[tuple[Step, str, bool, str]] = [
     (Peers(), P2P.format("TNS"), True, "CNS for 1 pairs: chipset not supported"),
     (Peers(), P2P.format("GNS"), True, "GNS for 1 pairs: the card or its driver does not support it"),
     (Peers(), "No devices were found", True, "one card, or nvidia-smi does not tell"),
+    (HMM, "Y", True, "nvidia_uvm: uvm_disable_hmm is Y"),
+    (HMM, "N", True, "uvm_disable_hmm is N as it runs: 1 from the next reboot on"),
+    (HMM, "-", True, "uvm_disable_hmm cannot be read"),
     (Xids(), "", True, "none since boot"),
     (Xids(), "NVRM: Xid (PCI:0000:c1:00): 13, pid=4711, Graphics Exception", True, "1 of single processes"),
     (Xids(), XID, False, "PCI:0000:c1:00: Xid 79, pid=1, GPU has fallen off the bus."),

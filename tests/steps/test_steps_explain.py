@@ -25,6 +25,7 @@ CASES = [
      "make.log: gcc: error: unrecognized command-line option ‘-ftrivial-auto-var-init=zero’"),
     ("apt", "kernel headers", "Error! Your kernel headers for kernel 6.8.0-63-generic cannot be found.\nPlease install the "
      "linux-headers-6.8.0-63-generic package or use the --kernelsourcedir option to tell DKMS where it's located."),
+    ("apt", "kernel headers", "E: Unable to locate package linux-headers-6.8.0-63-generic"),
     ("apt", "module rejected", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),
     ("apt", "module rejected", "modprobe: ERROR: could not insert 'nvidia': Required key not available"),
     ("apt", "rival driver", "NVRM: GPU 0000:01:00.0 is already bound to NovaCore.\nNVRM: No NVIDIA devices probed."),

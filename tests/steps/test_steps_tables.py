@@ -62,6 +62,12 @@ CASES = {
         ["nvidia-open 580.126.20-1 -> 590.48.01*"],
         ["--allow-downgrades --allow-change-held-packages install -- 'nvidia-open=590.48.01*'"],
     ),
+    "packages: what they bring may be held": Case(
+        Packages(names=("a",), family=("*nvidia*", "libcuda1")),
+        [{}],
+        ["a absent -> installed"],
+        ["'*nvidia*' libcuda1", "apt-mark -q unhold -- $rb_held", 'apt-mark -q hold -- "$rb_name"'],
+    ),
     "packages: an exact version is exact": Case(
         Packages(names=("a=580.126.20",)), [INSTALLED], ["a 580.126.20-1 -> 580.126.20"]
     ),

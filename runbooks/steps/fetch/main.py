@@ -133,16 +133,21 @@ def _check_room(folder: Path, needed: int) -> None:
     """Of the file system, and of quotas, which it does not tell: as many bytes are taken for a moment, unwritten."""
     stat = os.statvfs(folder)
     free = stat.f_bavail * stat.f_frsize
-    to_come = f"{needed / 1e9:.1f} GB are still to come"
+    to_come = f"{_human(needed)} are still to come"
     if needed and needed + min(RESERVE, needed) > free:
-        raise FetchError(f"{to_come}, {free / 1e9:.1f} GB are free at {folder}")
+        raise FetchError(f"{to_come}, {_human(free)} are free at {folder}: invoke runbook disk-full")
     if not needed:
         return
     with tempfile.NamedTemporaryFile(dir=folder / ".runbooks", prefix="room-") as trial:
         argv = ["fallocate", "--keep-size", "--length", str(needed), trial.name]
         said = subprocess.run(argv, capture_output=True, text=True, check=False).stderr.strip()
     if any(word in said for word in ("No space", "quota")):  # other words: a file system that cannot do this
-        raise FetchError(f"{to_come}, and {folder} does not take them: {said.rpartition(': ')[2]}")
+        said = said.rpartition(": ")[2]
+        raise FetchError(f"{to_come}, and {folder} does not take them: {said}: invoke runbook disk-full")
+
+
+def _human(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _state(file: RemoteFile, path: Path) -> str:
