@@ -132,11 +132,41 @@ def thinks_aloud(body: Body, text: str) -> Http:
     return events([*deltas(body, whole), end, usage(body, text)])
 
 
+def thinks_unannounced(body: Body, text: str) -> Http:
+    """Its template opens the thought, so that no tag is seen until the thought ends."""
+    whole = (
+        f"Okay, the user asks something that I know well, so let me think about how to put it best.\n</think>\n\n{text}"
+    )
+    return _cut(body, whole, text)
+
+
+def wordy(body: Body, text: str) -> Http:
+    """Polite before it is helpful."""
+    polite = "That is a very good question, and I am glad that you asked me, for it is one of those that people like. "
+    return _cut(body, polite * 2 + text, text)
+
+
+def _cut(body: Body, whole: str, text: str) -> Http:
+    ended = len(pieces(body, whole)) == len(whole.split(" "))
+    end = STOP if ended else {"choices": [{"delta": {}, "finish_reason": "length"}]}
+    return events([*deltas(body, whole), end, usage(body, text)])
+
+
+def short_context(body: Body, text: str) -> Http:
+    """Of a longer prompt it reads the end, and says nothing of that but the count."""
+    asked = body["messages"][-1]["content"].split()
+    if len(asked) > 1000:
+        text = "I do not see a number there, but the harbour and the old lamp are described."
+    counted = usage(body, text)
+    counted["usage"]["prompt_tokens"] = min(len(asked) + 6, 1000)
+    return events([*deltas(body, text), STOP, counted])
+
+
 SHAPES: Mapping[str, Shape] = {
     shape.__name__: shape
     for shape in (
         vllm, llama_cpp, tgi, ollama, openai, no_logprobs, says_little, in_one_piece, mistral, router, thinks,
-        thinks_aloud,
+        thinks_aloud, thinks_unannounced, wordy, short_context,
     )
 }  # fmt: skip
 

@@ -144,7 +144,7 @@ def test_no_text_that_is_poisoned_is_called_healthy_in_any_dialect(name: str, wh
     with Engine(SHAPES[name], POISONS[what].answer, models=models) as server:
         canary = Canary(Endpoint(server.url, "glm-5", silence=5.0), "quick", lambda event: None)
         verdict = canary.run()
-    sense_first = name.startswith("thinks")  # what comes after a sound thought may be a collapse as well
+    sense_first = name.startswith(("thinks", "wordy"))  # what comes after a sound thought may be a collapse as well
     assert verdict in (POISONS[what].verdict, "nan", *(["degraded"] if sense_first else [])), canary.conclusion
 
 

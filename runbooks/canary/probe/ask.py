@@ -15,8 +15,13 @@ from .reply import Reply
 
 FRAME = 30
 """Prompt tokens, about, around the filler: template, needle and question."""
+WHOLE = 0.75
+"""A server that says that it read less than this part of a prompt has cut it."""
 COVER = 2 * PAGE
 """Tokens of the longest page-edge prompt beyond the common text; sent first, so that all others hit its pages."""
+
+ROOM = 256
+"""Tokens for an answer that did not come within its prompt's own limit."""
 
 Answered = Sequence[tuple[Reply, Expect]]
 
@@ -42,6 +47,14 @@ class Asker:
         if prompt.length and prompt.edge is None:
             self._learn(reply, self.words[prompt.prefix or prompt.name])
         return [(reply, self._expect(prompt.expect))]
+
+    def with_room(self, prompt: Prompt, expect: Expect) -> Reply:
+        """The same question once more, alone, greedy, and with more tokens for the answer."""
+        text = self._text(prompt)
+        if prompt.streams > 1:
+            text = next(text for text, easy in EASY if easy.wanted == expect.wanted)
+        again = replace(prompt, streams=1, max_tokens=ROOM, sampling=GREEDY)
+        return self._counted(self._send(again, text))
 
     def _burst(self, prompt: Prompt) -> Answered:
         chosen = [EASY[at % len(EASY)] for at in range(prompt.streams)]
@@ -84,7 +97,9 @@ class Asker:
 
     def _learn(self, reply: Reply, words: int, frame: int = FRAME) -> None:
         if reply.prompt_tokens:
-            self.per_word = (reply.prompt_tokens - frame) / words
+            cost = (reply.prompt_tokens - frame) / words
+            if self.per_word is None or cost > WHOLE * self.per_word:  # else the server read only a part of it
+                self.per_word = cost
 
     # the request
 

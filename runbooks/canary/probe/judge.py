@@ -23,6 +23,8 @@ TOKEN_ZERO_RUN = 8
 CERTAIN = -0.7
 """A logprob above this (probability one half) is a sure choice, and sure choices may well all be equal (0.0)."""
 SAME = 1e-6
+WITHIN = 0.7
+"""Of the length of an answer that was cut: what stands before that, it would have had."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,14 @@ def _letters(text: str, expect: Expect, shown: str) -> Iterator[Finding]:
         yield Finding("word-salad", DEGRADED if expect.fluent else NOTE, f"{salad}: {shown!r}")
     elif expect.prose and (missing := shape.lacks_small_words(text)):
         yield Finding("no-sentences", DEGRADED, f"words without sentences, {missing}: {shown!r}")
+
+
+def comes_late(reply: Reply, expect: Expect, length: int) -> bool:
+    """A sound answer, right, but not within so many characters."""
+    if any(finding.grade != NOTE for finding in judge(reply, expect)):
+        return False
+    found = [match.start() for pattern in expect.answer for match in re.finditer(pattern, reply.text, re.IGNORECASE)]
+    return not found or min(found) > WITHIN * length
 
 
 def excerpt(text: str, length: int = 120) -> str:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from . import drift, host
-from .ask import Answered, Asker
+from .ask import WHOLE, Answered, Asker
 from .battery import BATTERIES, BUDGET, ESSENTIAL, FIXED, SMALL, Prompt
 from .client import Endpoint, get
-from .judge import DEAD, DEGRADED, NAN, NOTE, Finding, excerpt, judge
+from .judge import DEAD, DEGRADED, NAN, NOTE, Expect, Finding, comes_late, excerpt, judge
 from .reply import Reply
 from .server import About, load, look
 from .verdict import Judged, Named, settle, verdict
 
 Emit = Callable[[Mapping[str, Any]], None]
 ENOUGH = 3  # prompts that were answered wrongly, after which more would only cost
+MOST_ROOM = 4  # questions that are asked again with more room
 WAITING = ("silent", "slow", "not-serving")  # what those of a burst meet for whom a server has no room
 
 
@@ -46,6 +47,7 @@ class Canary:
     sends_done: bool = False
     asked: list[str] = field(default_factory=list)
     prefixes: set[str] = field(default_factory=set)
+    late: dict[str, bool] = field(default_factory=dict)  # asked again: an answer came, and only with more tokens
     conclusion: dict[str, Any] = field(default_factory=dict)  # the verdict's event, once there is one
 
     def run(self) -> str:
@@ -115,6 +117,8 @@ class Canary:
                 self._note(f"{prompt.name}: longer than the server's context, not judged")
                 continue
             judged = [_room(finding, answered) for finding in judge(reply, expect)]
+            if [one.kind for one in judged if one.grade != NOTE] == ["wrong-answer"]:
+                judged = self._our_own_limits(prompt, reply, expect, judged)
             if prompt.echo:
                 judged = _weighed(reply, judged, sglang=self.sends_done)
             self.judged.append(Judged(prompt.name, reply, tuple(judged)))
@@ -127,6 +131,27 @@ class Canary:
         if new := self.endpoint.refused - known:
             self._note(f"the server does not take {', '.join(sorted(new))}: asked without")
         self._show(prompt, answered, found, number, of)
+
+    def _our_own_limits(self, prompt: Prompt, reply: Reply, expect: Expect, judged: list[Finding]) -> list[Finding]:
+        """An answer is not wrong that our limit of tokens ended before it came, or whose fact the server never read."""
+        kind = ""
+        if prompt.length and reply.prompt_tokens and reply.prompt_tokens < WHOLE * prompt.length:
+            kind = (
+                f"the server read only {reply.prompt_tokens} of some {prompt.length} tokens: the fact was not in them"
+            )
+        elif reply.finish_reason == "length" and self._wordy(prompt, reply, expect):
+            kind = f"the answer did not come within {prompt.max_tokens} tokens, and comes with more"
+        note = Finding("cut-short", NOTE, kind)
+        return [note if kind and one.kind == "wrong-answer" else one for one in judged]
+
+    def _wordy(self, prompt: Prompt, reply: Reply, expect: Expect) -> bool:
+        """Asked a few times only: a server that always needed more room needs it always."""
+        name = expect.wanted if prompt.streams > 1 else prompt.name
+        if name not in self.late:
+            asked = len(self.late) < MOST_ROOM
+            whole = self.asker.with_room(prompt, expect) if asked else None
+            self.late[name] = comes_late(whole, expect, len(reply.text)) if whole else all(self.late.values())
+        return self.late[name]
 
     def _cached(self) -> float | None:
         """Prompt tokens answered by the prefix cache so far, where the server counts them."""
