@@ -74,8 +74,9 @@ def between() -> tuple[Signature, ...]:
         Signature(
             "no-server-behind",
             r"while (?:connecting to|reading response header from) upstream|upstream prematurely closed"
-            r"|no live upstreams|\b50[24] (?:Bad Gateway|Gateway Time-?out)|upstream (?:timed out|connect error)"
-            r"|dial tcp .*: connect:",
+            r"|no live upstreams|^(?!.*(?:Failed to fetch|https://)).*\b50[24] (?:Bad Gateway|Gateway Time-?out)"
+            r"|upstream (?:timed out|connect error)|(?:proxy|traefik)\b.*dial tcp .*: connect:"
+            r"|dial tcp .*: connect: .*proxy",
             "a proxy answers, and the server behind it does not",
             "invoke health on the host of the server itself",
             "server-down",

@@ -15,7 +15,7 @@ def kernel() -> tuple[Signature, ...]:
             (
                 r"out of memory: kill(?:ed)? process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
                 r"reaped|\bkilled process \d+ \(\S+\) total-vm|invoked oom-killer|with result 'oom-kill'"
-                r"|systemd-oomd.*killed|killed .*by the OOM killer|\boom[_ -]?kill(?:ed)?\b(?! 0|\"?: ?false)"
+                r"|systemd-oomd.*killed|killed .*by the OOM killer|\boom[_ -]?kill(?:ed)?\b(?! 0|\"?: ?false|[ -]disable)"
                 r"|earlyoom.*sending SIG"
             ),
             "the kernel's OOM killer ended it: the machine (or the unit) ran out of main memory",
@@ -189,6 +189,16 @@ def driver() -> tuple[Signature, ...]:
             "driver-mismatch",
             "unattended upgrades; canonical PR 78, pando85/homelab PR 4110",
             rank=1,
+            where="any",
+        ),
+        Signature(
+            "driver-in-use",
+            r"NVIDIA (?:kernel )?driver.*\bin use|Module nvidia\w* is in use",
+            "something uses the driver, so its module cannot be changed while it runs",
+            "invoke provision --tags driver, which reboots; who it is: fuser -v /dev/nvidia*",
+            "driver-mismatch",
+            "NVIDIA/nvidia-docker #1242",
+            rank=2,
             where="any",
         ),
         Signature(
