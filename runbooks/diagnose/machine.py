@@ -15,8 +15,8 @@ def kernel() -> tuple[Signature, ...]:
             (
                 r"out of memory: kill(?:ed)? process \d+ \(([^)]*)\)|oom-kill:|memory cgroup out of memory|oom_reaper: "
                 r"reaped|\bkilled process \d+ \(\S+\) total-vm|invoked oom-killer|with result 'oom-kill'"
-                r"|systemd-oomd.*killed|killed .*by the OOM killer|\boom[_ -]?kill(?:ed)?\b(?! 0|\"?: ?false|[ -]disable)"
-                r"|earlyoom.*sending SIG"
+                r"|systemd-oomd.*killed|killed .*by the OOM killer"
+                r"|\boom[_ -]?kill(?:ed)?\b(?! 0|\"?: ?false|[ -]disable)|earlyoom.*sending SIG"
             ),
             "the kernel's OOM killer ended it: the machine (or the unit) ran out of main memory",
             "give the VM more memory, or load with fewer threads; then deploy again",
