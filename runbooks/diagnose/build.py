@@ -31,7 +31,8 @@ def apt() -> tuple[Signature, ...]:
             r"|Failed to run .*\bdkms\b|kernel module through DKMS|Could not locate dkms\.conf"
             r"|modules?[^/]*\(bad exit status: \d|^\.+\(bad exit status: \d"
             rf"|{_MODULE}.*\.k?o\] {_ERROR} \d|{_NVIDIA_SOURCE}:\d+(?::\d+)?: (?:fatal )?{_ERROR}"
-            r"|step: .Building kernel modules|Unable to find the kernel source tree",
+            r"|step: .Building kernel modules|Could not resolve Linux kernel version"
+            r"|Unable to find the kernel source tree",
             "the driver's module does not build for this kernel",
             "the headers of the running kernel, or a newer driver: invoke provision --tags driver",
             "driver-mismatch",
@@ -146,6 +147,16 @@ def pip() -> tuple[Signature, ...]:
             rank=1,
         ),
         Signature(
+            "build-killed",
+            r"^Killed$",
+            "something was killed while it compiled: there was not enough memory for all that ran side by side",
+            "flash_attn.max_jobs in the inventory",
+            "flash-attn-build",
+            "flash-attention #575, #1549, #1683",
+            rank=2,
+            needs=r"\bnvcc\b|\bninja\b|cc1plus|Building wheel",
+        ),
+        Signature(
             "host-compiler",
             r"unsupported GNU version|#error -- unsupported (?:clang|Microsoft)|host compiler .* is not supported",
             "this CUDA does not take the system's C++ compiler",
@@ -167,7 +178,8 @@ def pip() -> tuple[Signature, ...]:
         ),
         Signature(
             "build-failed",
-            r"ninja: build stopped|nvcc fatal|Failed building wheel for|Could not build wheels for|Ninja build failed"
+            r"ninja: build stopped|nvcc fatal|CMake Error at|Build backend failed"
+            r"|Failed to prepare distributions|Failed building wheel for|Could not build wheels for|Ninja build failed"
             r"|Failed to build \S+ wheels|Failed to build .\S+(?:==| @ )|build backend returned an error"
             r"|Command .{0,4}'ninja.*non-zero|mismatches the version that was used to compile|FAILED: .*\.(?:o|so)\b"
             r"|command '.*(?:ninja|gcc|nvcc|g\+\+)' failed",
@@ -181,7 +193,8 @@ def pip() -> tuple[Signature, ...]:
             "pip-missing",
             r"No matching distribution found for (\S+)|Could not find a version that satisfies the requirement (\S+)"
             r"|ResolutionImpossible|conflicting dependencies|DO NOT MATCH THE HASHES|externally-managed-environment"
-            r"|No solution found when resolving dependencies|requirements are unsatisfiable",
+            r"|No solution found when resolving dependencies|requirements are unsatisfiable"
+            r"|not a supported wheel on this platform|no wheels? with a matching",
             "pip cannot have what the runtime pins ({0})",
             "runtimes in the inventory: the pin, the index, and Python's version",
             "deploy-failed",

@@ -145,7 +145,7 @@ def kernels() -> tuple[Signature, ...]:
         Signature(
             "old-compiler",
             r"ptxas fatal|nvcc fatal\s*: (?:Un|Value)|PTX was compiled with an unsupported toolchain"
-            r"|Unsupported gpu architecture"
+            r"|Unsupported gpu architecture|PTXAS error|Triton PTX codegen error|not supported on \.target"
             r"|Value 'sm_\d+\w?' is not defined"
             r"|requires CUDA (?:version )?>= ?1[23]|CUDA (?:toolkit )?1[23]\.\d or (?:newer|later) is required"
             r"|No supported CUDA architectures found|FlashInfer requires GPUs with",
@@ -258,7 +258,7 @@ def runtime() -> tuple[Signature, ...]:
         Signature(
             "module-missing",
             r"ModuleNotFoundError: No module named|python[\d.]*: No module named|undefined symbol: ?(?:_Z|cu)"
-            r"|ImportError: Please install "
+            r"|ImportError: Please install |Cannot find a working triton"
             r"|version `GLIBC\w*_[\d.]+' not found"
             r"|ImportError: (?!.*circular).*(?:\.so|cannot import name|DLL)"
             r"|error while loading shared libraries|cannot open shared object file|Could not load any common_ops"

@@ -24,6 +24,7 @@ JOURNALS = {
 }
 
 CONDITIONAL = {
+    "build-killed",
     "hangs-in-capture",
     "health-lies",
     "nan-speculative",
