@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -87,7 +88,7 @@ def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Doc
     if not isinstance(value, dict):
         document.problem(path, f"should be a mapping (`key: value` lines), found {_found(value)}")
         return
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     unknown = [key for key in value if key not in fields]
     for key in unknown:
         document.problem((*path, key), f"unknown key{near(key, [name for name in fields if name not in value])}")
@@ -106,6 +107,12 @@ def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Doc
             document.problem(
                 (*path, "generate"), "only the server's API key can be generated: this one is known elsewhere"
             )
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    """By name. Each call of msgspec reads the annotations anew."""
+    return {field.name: field for field in msgspec.structs.fields(kind)}
 
 
 def _without_none(kind: Any, value: object) -> Any:

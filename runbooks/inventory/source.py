@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 
 import yaml
 
+if yaml.__with_libyaml__:  # five times as fast
+    from yaml import CSafeLoader as _Reader
+else:
+    from yaml import SafeLoader as _Reader  # type: ignore[assignment]
+
 MOST_VALUES = 20_000  # an inventory has hundreds; aliases of aliases multiply
 
 Path = tuple[str | int, ...]
@@ -66,7 +71,7 @@ def near(word: str, words: Iterable[str]) -> str:
     return f"; there are: {', '.join(known)}" if known else "; there are none"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_Reader):
     """SafeLoader with YAML 1.2's plain scalars."""
 
 
@@ -156,4 +161,6 @@ def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in str(error.problem):
         return "a tab; YAML is indented by spaces only"
     reason = error.problem or "unreadable"
+    if "nesting depth" in reason:
+        return "nested too deeply"
     return f"not YAML: {reason}" + (f" ({error.context})" if error.context else "")

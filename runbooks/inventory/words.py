@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from runbooks.inventory.source import Document, Path
 
@@ -140,6 +141,37 @@ PLACES = (  # which may hold {os} and {arch}
 )
 
 
+Rule = TypeVar("Rule", bound=Text | Number)
+
+
+class _Table(Generic[Rule]):
+    """Rules by the length of the paths that they fit: a value asks a few of them, not all."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._by_length: dict[int, list[tuple[list[str], Rule]]] = {}
+
+    def fitting(self, path: Path) -> Iterator[Rule]:
+        names = [str(part) for part in path]
+        if len(names) not in self._by_length:
+            self._by_length[len(names)] = list(self._of_length(len(names)))
+        for parts, rule in self._by_length[len(names)]:
+            if all(part in ("*", name) for part, name in zip(parts, names, strict=True)):
+                yield rule
+
+    def _of_length(self, length: int) -> Iterator[tuple[list[str], Rule]]:
+        for rule in self._rules:
+            parts = rule.place.split(".")
+            if parts[0] == "**":
+                parts = ["*"] * (length - len(parts) + 1) + parts[1:]
+            if len(parts) == length:
+                yield parts, rule
+
+
+_TEXTS, _KEYS, _NUMBERS = _Table(TEXTS), _Table(KEYS), _Table(NUMBERS)
+_PLACES = _Table([Text(place, "", "") for place in PLACES])
+
+
 def check_words(document: Document) -> None:
     """Every value of the file against the tables; what is not in the file is a default, and right."""
     for path, value in _values(document.value, ()):
@@ -148,17 +180,17 @@ def check_words(document: Document) -> None:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _number(path, value, document)
         if path and isinstance(path[-1], str):
-            for rule in KEYS:
-                if _fits(path, rule.place) and not re.fullmatch(rule.pattern, path[-1]):
+            for rule in _KEYS.fitting(path):
+                if not re.fullmatch(rule.pattern, path[-1]):
                     document.problem(path, f"the key should be {rule.what}, found {path[-1]!r}")
 
 
 def _text(path: Path, value: str, document: Document) -> None:
-    for rule in TEXTS:
-        if _fits(path, rule.place) and not re.fullmatch(rule.pattern, value):
+    for rule in _TEXTS.fitting(path):
+        if not re.fullmatch(rule.pattern, value):
             document.problem(path, f"should be {rule.what}, found {value[:80]!r}")
             return
-    if any(_fits(path, place) for place in PLACES):
+    if any(True for _ in _PLACES.fitting(path)):
         _placeholders(path, value, document)
 
 
@@ -172,24 +204,13 @@ def _placeholders(path: Path, value: str, document: Document) -> None:
 
 
 def _number(path: Path, value: float, document: Document) -> None:
-    for rule in NUMBERS:
-        if not _fits(path, rule.place):
-            continue
+    for rule in _NUMBERS.fitting(path):
         if rule.above is not None and not value > rule.above:
             document.problem(path, f"should be above {rule.above:g}, found {value:g}")
         elif rule.least is not None and not value >= rule.least:
             document.problem(path, f"should be {rule.least:g} or more, found {value:g}")
         elif rule.most is not None and not value <= rule.most:
             document.problem(path, f"should be {rule.most:,.0f} at most, found {value:g}")
-
-
-def _fits(path: Path, place: str) -> bool:
-    parts = place.split(".")
-    if parts[0] == "**":
-        parts, path = parts[1:], path[len(path) - len(parts) + 1 :] if len(path) >= len(parts) else ()
-    return len(parts) == len(path) and all(
-        part in ("*", name) for part, name in zip(parts, map(str, path), strict=True)
-    )
 
 
 def _values(value: object, path: Path) -> Iterator[tuple[Path, object]]:
