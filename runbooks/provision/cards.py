@@ -60,7 +60,7 @@ class CardState:
             return self._no("ECC is on for some cards and off for others: their memory differs", ecc)
         notes = [text for row in rows if (text := _note(row))]
         line = f"MIG off, ECC {ecc[0].lower()}, no memory errors, persistence {_persistence(rows)}"
-        return Verdict(ok=True, line="; ".join([line, *notes]))
+        return Verdict(ok=True, line="; ".join([line, *(notes or [_full(rows)])]))
 
     def _wrong(self, row: dict[str, str]) -> str:
         texts = []
@@ -81,6 +81,13 @@ class CardState:
 def _persistence(rows: list[dict[str, str]]) -> str:
     modes = {row["persistence_mode"] for row in rows}
     return "on" if modes == {"Enabled"} else "off" if modes == {"Disabled"} else "on for some cards only"
+
+
+def _full(rows: list[dict[str, str]]) -> str:
+    widths = "/".join(sorted({f"x{row['pcie.link.width.current']}" for row in rows}))
+    limits = sorted({limit for row in rows if (limit := _number(row["power.limit"])) is not None})
+    power = f", full power ({'/'.join(f'{limit:.0f}' for limit in limits)} W)" if limits else ""
+    return f"all lanes ({widths}){power}"
 
 
 def _note(row: dict[str, str]) -> str:

@@ -116,7 +116,8 @@ class Gpus:
         if len(cards) != self.wanted.count or any(wrong):
             line = f"{len(cards)} of {self.wanted.count} cards"
             return self._no(line, "lspci -d 10de:", [text for text in wrong if text] + [x for x in said if "rror" in x])
-        return Verdict(ok=True, line=f"{len(cards)} x {self.wanted.name}, driver {self.driver}")
+        line = f"{len(cards)} x {self.wanted.name} of {self.wanted.memory_mib} MiB, driver and library {self.driver}"
+        return Verdict(ok=True, line=line)
 
     def _misfit(self, row: list[str]) -> str:
         index, name, memory, driver = row

@@ -57,6 +57,7 @@ P2P = (
 )
 XID = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus."
 HMM = ModuleOptions(lines=("options nvidia_uvm uvm_disable_hmm=1",))
+OFF_AND_ON = "MIG off, ECC enabled, no memory errors, persistence on"
 PTXAS = "release 13.0\ntakes it"
 
 VERDICTS: list[tuple[Step, str, bool, str]] = [
@@ -87,7 +88,7 @@ VERDICTS: list[tuple[Step, str, bool, str]] = [
         False,
         "ptxas of CUDA 12.4 does not know sm_120",
     ),
-    (CardState(wanted=CARDS), TWO, True, "MIG off, ECC enabled, no memory errors, persistence on"),
+    (CardState(wanted=CARDS), TWO, True, f"{OFF_AND_ON}; all lanes (x16), full power (600 W)"),
     (CardState(wanted=CARDS), "", False, "tells no card's state"),
     (CardState(wanted=CARDS), card(compute_cap="9.0"), False, "card 0 has compute capability 9.0, not 12.0"),
     (CardState(wanted=CARDS), card(mig__mode__current="Enabled"), False, "nvidia-smi -mig 0"),
@@ -199,10 +200,10 @@ def test_the_cards_of_a_real_driver() -> None:
     h200 = Gpus(count=1, name="NVIDIA H200", memory_mib=143771, arch="9.0")
     state = planned(CardState(wanted=h200), real_cards(*FIELDS))
     assert isinstance(state, Verdict)
-    assert (state.ok, state.line) == (True, "MIG off, ECC enabled, no memory errors, persistence on")
+    assert (state.ok, state.line) == (True, f"{OFF_AND_ON}; all lanes (x16), full power (700 W)")
     cards = planned(GpusThere(wanted=h200, driver="580.159.04"), real_cards(*SMI_FIELDS))
     assert isinstance(cards, Verdict)
-    assert (cards.ok, cards.line) == (True, "1 x NVIDIA H200, driver 580.159.04")
+    assert (cards.ok, cards.line) == (True, "1 x NVIDIA H200 of 143771 MiB, driver and library 580.159.04")
 
 
 def test_the_matrix_of_a_real_driver() -> None:
