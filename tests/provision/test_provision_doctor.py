@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runbooks.engine.errors import StepFailed
 from runbooks.engine.step import NO_ANSWER, Answers, Change, Diff, Question, Stage, Verdict, shell
-from runbooks.provision import doctor
+from runbooks.inventory import load
+from runbooks.provision import doctor, stages
+from tests.provision.test_provision_stages import UBUNTU
 
 ASKED = shell("true")
 
@@ -77,3 +80,42 @@ def test_a_host_that_is_not_reached_is_one_fault() -> None:
     error = StepFailed("no route", next="ping it")
     check = doctor._unreached(error)
     assert (check.ok, check.detail, check.fix, check.page) == (False, "no route", "ping it", "host-unreachable")
+
+
+EVERY = {  # what a host that was built must be asked, and the check that asks it
+    "system": ("operating system", "disk space for packages", "cloud-init"),
+    "base": (
+        "file /etc/apt/apt.conf.d/52runbooks", "apt's timers", "packages ca-certificates curl kmod pciutils and 7 more",
+        "file /etc/security/limits.d/60-runbooks.conf", "time synchronisation", "sysctl runbooks",
+    ),
+    "driver sources": (
+        "secure boot", "one origin of the driver", "apt key nvidia", "file /etc/apt/sources.list.d/nvidia.sources",
+        "file /etc/apt/preferences.d/nvidia", "file /etc/modprobe.d/blacklist-nouveau.conf",
+        "file /etc/modprobe.d/nvidia-uvm.conf",
+    ),
+    "driver packages": (
+        "packages linux-headers-6.8.0-63-generic linux-headers-generic", "initramfs 6.8.0-63-generic",
+        "packages nvidia-open nvidia-persistenced", "hold nvidia-open nvidia-persistenced",
+        "without nvidia-fabricmanager", "module of every kernel that runs",
+    ),
+    "driver loaded": (
+        "driver loaded", "open kernel modules", "GPUs", "unit nvidia-persistenced.service", "state of the GPUs",
+        "options of the modules", "peer-to-peer", "faults of the GPUs (Xid)",
+    ),
+    "cuda": ("packages cuda-toolkit-13-0", "CUDA for sm_120"),
+    "flash-attn": ("flash-attn 2.8.3.post2 wheel",),
+    "runtime": ("runtime sglang 0.5.23", "flag table", "DeepGEMM"),
+    "model": ("memory of the cards", "download /srv/models/GLM-5-NVFP4", "config.json"),
+}  # fmt: skip
+
+
+def test_a_built_host_is_asked_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a blank one each that fails says what it found, and the command that mends it."""
+    loaded = load(Path(__file__).parents[2] / "inventory.yaml")
+    found = stages(UBUNTU, loaded, "glm5-a")
+    blank: Answers = {question: {} for stage in found for step in stage.steps for question in step.questions()}
+    told = checks(monkeypatch, found, blank)
+    assert {f"{stage}: {name}" for stage, names in EVERY.items() for name in names} <= told.keys()
+    failing = {name: check for name, check in told.items() if not check[0]}
+    assert len(failing) > 20
+    assert [name for name, (_, _, detail, fix, _) in failing.items() if not detail or not fix] == []
