@@ -251,7 +251,14 @@ def _target(host: Host, name: str, to: int | None) -> Release:
     if (serving := host.release(host.current)) is not None:
         older = [one for one in older if one.content != serving.content]  # the same again, deployed twice: no way back
     if not older:
-        raise RunbookError("there is no earlier release that worked", host=name, next=f"invoke releases --hosts {name}")
+        newer = [one.number for one in host.releases if serving and one.number > serving.number]
+        taken_back = f"; release {max(newer)} was taken back already" if newer else ""
+        raise RunbookError(
+            "there is no earlier release that worked",
+            host=name,
+            details=[f"release {serving.number} (profile {serving.profile}) is in use{taken_back}"] if serving else [],
+            next=f"invoke releases --hosts {name}",
+        )
     return max(older, key=lambda release: release.number)
 
 

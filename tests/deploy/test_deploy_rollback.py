@@ -54,9 +54,17 @@ def test_a_rollback_to_no_release_touches_nothing(monkeypatch: pytest.MonkeyPatc
     host = fake(looks(OLD))
     with pytest.raises(UsageError, match="there is no release 9; there are: 1"):
         _roll_back(host, monkeypatch, 9)
-    with pytest.raises(RunbookError, match="no earlier release that worked"):
+    with pytest.raises(RunbookError, match="no earlier release that worked") as none:
         _roll_back(host, monkeypatch)
+    assert none.value.details == ["release 1 (profile baseline) is in use"]
     assert steps(host) == []
+
+
+def test_after_a_deploy_that_went_back_by_itself_there_may_be_nothing_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = fake(looks(OLD, replace(SECOND, verdict="failed"), current=1))
+    with pytest.raises(RunbookError, match="no earlier release that worked") as none:
+        _roll_back(host, monkeypatch)
+    assert none.value.details == ["release 1 (profile baseline) is in use; release 2 was taken back already"]
 
 
 def test_a_server_on_two_hosts_is_rolled_back_on_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
