@@ -56,7 +56,7 @@ def test_a_rollback_to_no_release_touches_nothing(monkeypatch: pytest.MonkeyPatc
         _roll_back(host, monkeypatch, 9)
     with pytest.raises(RunbookError, match="no earlier release that worked") as none:
         _roll_back(host, monkeypatch)
-    assert none.value.details == ["release 1 (profile baseline) is in use"]
+    assert list(none.value.details) == ["release 1 (profile baseline) is in use"]
     assert steps(host) == []
 
 
@@ -64,7 +64,7 @@ def test_after_a_deploy_that_went_back_by_itself_there_may_be_nothing_before(mon
     host = fake(looks(OLD, replace(SECOND, verdict="failed"), current=1))
     with pytest.raises(RunbookError, match="no earlier release that worked") as none:
         _roll_back(host, monkeypatch)
-    assert none.value.details == ["release 1 (profile baseline) is in use; release 2 was taken back already"]
+    assert list(none.value.details) == ["release 1 (profile baseline) is in use; release 2 was taken back already"]
 
 
 def test_a_server_on_two_hosts_is_rolled_back_on_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
