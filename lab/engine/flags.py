@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -141,7 +142,9 @@ def _download(package: str, version: str, folder: Path) -> Path:
     command += ["--only-binary=:all:", f"--dest={folder}", f"{package}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode != 0:
-        raise RunbookError(f"there is no wheel of {package} {version}", details=done.stderr.splitlines()[-2:])
+        newest = re.findall(r"from versions: .*?([^ ,]+)\)", done.stderr)  # pip lists all that there are
+        details = [f"the newest is {newest[0]}"] if newest else done.stderr.splitlines()[-2:]
+        raise RunbookError(f"there is no wheel of {package} {version}", details=details)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -201,7 +204,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="add it to runbooks/sglang/flags.json")
     options = parser.parse_args()
     data = json.loads(TABLES.read_text())
-    arguments, _ = read(options.version)
+    try:
+        arguments, _ = read(options.version)
+    except RunbookError as error:
+        print(error)
+        return 1
     known = options.version in data["versions"]
     against = options.version if known else data["versions"][-1]
     lines = differences(of_table(against), arguments)
