@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from .lateness import late
 from .options import Options, options_of
 from .point import Interrupted
 from .run import BusyServer, Unfit, run
@@ -52,6 +53,7 @@ def _row(point: dict[str, Any]) -> str:
         f"{load}  {point['tok_s']:>8.1f} tok/s  decode {decode:>8}  step {step:>7} ms  "
         f"TTFT p50 {ms('ttft_ms', 'p50'):>7}  ITL p50/p99 {ms('itl_ms', 'p50')}/{ms('itl_ms', 'p99')} ms  "
         f"ok {requests['ok']}  failed {requests['failed']}  cut {requests['cut']}"
+        f"{'  INVALID: the client was late' if late(point) else ''}"
     )
 
 
