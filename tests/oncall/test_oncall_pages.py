@@ -4,13 +4,14 @@ arguments."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 from invoke.collection import Collection
-from invoke.parser import Parser
+from invoke.parser import Parser, ParserContext
 
 from runbooks import oncall
 from runbooks.diagnose.signatures import SIGNATURES
@@ -52,6 +53,12 @@ def namespace() -> Collection:
     return found
 
 
+@functools.cache
+def contexts() -> dict[str, ParserContext]:
+    """What each task takes, by its name and by its other names."""
+    return {name: one for one in namespace().to_contexts() for name in (str(one.name), *one.aliases)}
+
+
 CASES = [(name, command) for name, text in TEXTS.items() for command in commands(text)]
 
 
@@ -63,7 +70,8 @@ def test_a_command_exists_with_these_arguments(where: str, command: str) -> None
         return
     if words[0].startswith("--"):
         return  # Invoke's own: invoke --list
-    parsed = Parser(contexts=namespace().to_contexts()).parse_argv(words)
+    assert words[0] in contexts(), f"{where}: {command}"
+    parsed = Parser(contexts=[contexts()[words[0]]]).parse_argv(words)
     assert len(parsed) == 1, f"{where}: {command}"
     profile = parsed[0].args["profile"].value if "profile" in parsed[0].args else None
     assert profile in (None, "baseline", "final")
@@ -100,8 +108,7 @@ def test_a_command_in_our_messages_exists(where: str, command: str) -> None:
     words = shlex.split(command)[1:]
     if words[0] == "runbook":
         return  # which pages are named is tested below
-    contexts = namespace().to_contexts()
-    known = {name: context for context in contexts for name in (str(context.name), *context.aliases)}
+    known = contexts()
     assert words[0] in known, f"{where}: {command}"
     options = [word for word in words[1:] if word.startswith("--")]
     assert [option for option in options if option not in known[words[0]].flags] == [], f"{where}: {command}"
