@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,10 +13,11 @@ import msgspec
 
 from runbooks.inventory.machines import check_machines
 from runbooks.inventory.shape import Inventory, SecretRef
-from runbooks.inventory.source import Document, Path, near
-from runbooks.inventory.words import check_words
+from runbooks.inventory.source import Document, Path, near, shown
+from runbooks.inventory.words import check_plain, check_words
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing"}
+_MAPPING = "a mapping (`key: value` lines)"
 
 
 def check(document: Document) -> Inventory | None:
@@ -24,6 +26,9 @@ def check(document: Document) -> Inventory | None:
         return None
     if document.value is None:
         document.problem((), "is empty")
+        return None
+    check_plain(document)
+    if document.problems:
         return None
     value = _open_server(document)
     _walk(value, Inventory, (), document)
@@ -49,7 +54,7 @@ def _open_server(document: Document) -> object:
         document.problem(
             path,
             "should be a secret ({file: ...}, {env: ...} or {command: [...]}), or `open`: whoever reaches it may ask; "
-            f"found {_found(server['api_key'])}. Without the line, a key is made",
+            f"found {_kind(server['api_key'])}. Without the line, a key is made",
         )
         return {**value, "server": {name: one for name, one in server.items() if name != "api_key"}}
     return value
@@ -65,11 +70,11 @@ def _walk(value: object, kind: Any, path: Path, document: Document) -> None:
         _struct(value, kind, path, document)
     elif origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            document.problem(path, f"should be a mapping (`key: value` lines), found {_found(value)}")
+            document.problem(path, f"should be {_MAPPING}, found {_found(value)}")
             return
         for key, item in value.items():
-            if inner[0] is int and not key.isdigit():
-                document.problem((*path, key), f"the key should be a whole number, found {key!r}")
+            if inner[0] is int and not re.fullmatch(r"[0-9]{1,9}", key):
+                document.problem((*path, key), f"the key should be a whole number, found {shown(key)!r}")
             _walk(item, inner[1], (*path, key), document)
     elif origin is tuple:
         if not isinstance(value, list):
@@ -86,7 +91,8 @@ def _walk(value: object, kind: Any, path: Path, document: Document) -> None:
 
 def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Document) -> None:
     if not isinstance(value, dict):
-        document.problem(path, f"should be a mapping (`key: value` lines), found {_found(value)}")
+        what = "a secret's source, {env: NAME}, {file: PATH} or {command: [...]}" if kind is SecretRef else _MAPPING
+        document.problem(path, f"should be {what}, found {_kind(value) if kind is SecretRef else _found(value)}")
         return
     fields = _fields(kind)
     unknown = [key for key in value if key not in fields]
@@ -107,6 +113,8 @@ def _struct(value: object, kind: type[msgspec.Struct], path: Path, document: Doc
             document.problem(
                 (*path, "generate"), "only the server's API key can be generated: this one is known elsewhere"
             )
+        elif not value[sources[0]] or value[sources[0]] == [""]:
+            document.problem((*path, sources[0]), "names nothing")
 
 
 @functools.cache
@@ -139,7 +147,12 @@ def _found(value: object) -> str:
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value)
+    return repr(shown(value)) if isinstance(value, str) else repr(value)
+
+
+def _kind(value: object) -> str:
+    """Where a secret should be named, the secret itself may stand: it is not repeated."""
+    return _found(value) if value is None or isinstance(value, dict | list) else "a value"
 
 
 def _hint(kind: Any, value: object) -> str:
@@ -157,18 +170,19 @@ def _names(inventory: Inventory, document: Document) -> None:
     def known(path: Path, name: str | None, what: str, among: Iterable[str]) -> None:
         names = list(among)
         if name is not None and name not in names:
-            document.problem(path, f"there is no {what} named {name!r}{near(name, names)}")
+            document.problem(path, f"there is no {what} named {shown(name)!r}{near(name, names)}")
 
     known(("runtime",), inventory.runtime, "runtime", inventory.runtimes)
     known(("model",), inventory.model, "model", inventory.models)
     if not inventory.hosts:
         document.problem(("hosts",), "names no host")
+    for what in ("hosts", "groups", "nodes", "runtimes", "models", "profiles"):
+        for name in getattr(inventory, what):
+            _plain_name((what, name), name, document)
     for name, host in inventory.hosts.items():
         known(("hosts", name, "runtime"), host.runtime, "runtime", inventory.runtimes)
         known(("hosts", name, "model"), host.model, "model", inventory.models)
-        _plain_name(("hosts", name), name, document)
     for name, group in inventory.groups.items():
-        _plain_name(("groups", name), name, document)
         if name in inventory.hosts:
             document.problem(("groups", name), f"{name!r} is the name of a host as well")
         for index, member in enumerate(group.hosts):
@@ -196,8 +210,9 @@ def _gateways(inventory: Inventory, document: Document) -> None:
 
 
 def _plain_name(path: Path, name: str, document: Document) -> None:
-    if not name or name[0] in "!-" or any(letter in name for letter in "*?[], \t\n/"):
-        document.problem(path, "a name may not begin with '!' or '-', nor hold spaces, commas, slashes or wildcards")
+    """It goes into names of files, labels of metrics and words of command lines."""
+    if not re.fullmatch(r"\w[\w.-]{0,62}", name):
+        document.problem(path, "a name is up to 63 letters, digits, '.', '-' and '_', and begins with no '.' or '-'")
 
 
 def _no_circles(inventory: Inventory, document: Document) -> None:

@@ -13,6 +13,8 @@ from runbooks.inventory.check import check
 from runbooks.inventory.shape import Inventory, Model, Runtime, SecretRef
 from runbooks.inventory.source import Document, near, read
 
+LARGEST = 1_000_000  # bytes; the YAML reader takes seconds for as many
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -47,7 +49,11 @@ class Loaded:
 def load(path: Path) -> Loaded:
     """Read and validate an inventory. Raises one UsageError with every problem of the file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)  # a device has no end
+        if len(raw) > LARGEST:
+            raise UsageError(f"{path} is larger than {LARGEST // 10**6} MB: that is no inventory")
+        text = raw.decode()
     except FileNotFoundError:
         raise UsageError(
             f"there is no inventory at {path}",

@@ -18,6 +18,7 @@ else:
     from yaml import SafeLoader as _Reader  # type: ignore[assignment]
 
 MOST_VALUES = 20_000  # an inventory has hundreds; aliases of aliases multiply
+LONGEST = 80  # characters of a word that a message repeats
 
 Path = tuple[str | int, ...]
 """Where a value stands: ("hosts", "glm5-a", "address")."""
@@ -58,8 +59,14 @@ def dotted(path: Path) -> str:
     """`hosts.glm5-a.address`, `groups.all.hosts[0]`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{shown(part)}" if text else shown(part)
     return text
+
+
+def shown(word: str) -> str:
+    """A word of the file in a message: no line, colour or reading direction of its own, and not a page of it."""
+    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in word[:LONGEST])
+    return plain + (f"... ({len(word):,} characters)" if len(word) > LONGEST else "")
 
 
 def near(word: str, words: Iterable[str]) -> str:
@@ -114,7 +121,9 @@ def _build(loader: _Loader, node: yaml.Node, path: Path, document: Document, abo
         return None
     above |= {id(node)}
     if len(document.lines) > MOST_VALUES:
-        raise yaml.MarkedYAMLError(problem="aliases make it too large", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(
+            problem=f"more than {MOST_VALUES:,} values (aliases of aliases multiply)", problem_mark=node.start_mark
+        )
     if isinstance(node, yaml.SequenceNode):
         return [_build(loader, child, (*path, i), document, above) for i, child in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from runbooks.inventory.source import Document, Path
+from runbooks.inventory.source import Document, Path, shown
 
 _URL = r"https?://[^\s\"'`\\#&$<>|]+"
 _HOST = r"[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]*"
@@ -22,7 +22,11 @@ _LOGIN = r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _LINE = r"[^\x00-\x1f\x7f]*"
 _SSH = r"ssh://([A-Za-z_][\w.-]*@)?[A-Za-z0-9_\[][\w.:\[\]-]*(:\d+)?/\S+"
+_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _WORD = r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*"
+
+MOST = 1e18
+_UNFIT = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,18 @@ TEXTS = (
     Text("**.ssh.user", _LOGIN, "a login name"),
     Text("hosts.*.user", _LOGIN, "a login name"),
     Text("hosts.*.vm.user", r"[a-z_][a-z0-9_-]{0,31}", "a login name"),
+    Text("hosts.*.vm.storage", _ID, "the name of a storage"),
+    Text("hosts.*.vm.image.url", _URL, "an http(s) address"),
+    Text("hosts.*.vm.image.storage", _ID, "the name of a storage"),
+    Text("hosts.*.vm.search_domain", r"[A-Za-z0-9][A-Za-z0-9.-]*", "a domain"),
+    Text("hosts.*.vm.bridge", _ID, "the name of a bridge"),
+    Text("hosts.*.vm.mapping", _ID, "the name of a PCI mapping"),
+    Text("hosts.*.vm.ssh_keys.*", r"[^\s\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a public key, or the path of its file"),
+    Text("nodes.*.name", _ID, "the node's name in its cluster"),
+    Text("nodes.*.kernel_options.*", r"[A-Za-z0-9][^\s\"'`$\\&;|<>\x00-\x1f\x7f]*", "one word, such as pcie_aspm=off"),
+    Text("groups.*.gateway.host", _HOST, "an address to listen on"),
+    Text("runtimes.*.sglang", r"\d+\.\d+\.\d+(\.post\d+)?(\+.*)?", "a version of SGLang such as 0.5.23"),
+    Text("known_hosts", r".+", "the path of a file"),
     Text("server.user", r"[a-z_][a-z0-9_-]{0,31}", "a login name"),
     Text("server.host", _HOST, "an address to listen on"),
     Text("gpus.arch", r"\d+\.\d+", "a compute capability such as 12.0"),
@@ -113,26 +129,42 @@ KEYS = (
 )
 NUMBERS = (
     Number("gpus.count", above=0, most=64),
-    Number("gpus.memory_mib", above=0),
+    Number("gpus.memory_mib", above=0, most=1e9),
     Number("models.*.size_gb", above=0, most=1e6),
-    Number("models.*.context_length", above=0),
+    Number("models.*.context_length", above=0, most=1e9),
     *(
-        Number(f"models.*.shape.{name}", above=0)
-        for name in ("hidden", "layers", "routed_expert_bytes", "other_weight_bytes", "active_params")
+        Number(f"models.*.shape.{name}", above=0, most=1e7)
+        for name in ("hidden", "layers", "heads", "moe_intermediate")
     ),
-    *(Number(f"models.*.shape.{name}", above=0) for name in ("kv_bytes_per_token", "index_topk", "activation_bytes")),
-    *(Number(f"models.*.shape.{name}", above=0) for name in ("heads", "moe_intermediate")),
-    *(Number(f"models.*.shape.{name}", least=0) for name in ("moe_layers", "experts", "experts_per_token")),
-    Number("models.*.shape.replicated_bytes", least=0),
-    Number("flash_attn.max_jobs", least=1),
-    Number("server.ready_budget", above=0),
-    Number("groups.*.gateway.drain", least=0),
-    Number("bench.concurrency.*", least=1, most=65536),
-    Number("bench.input_len", least=1),
-    Number("bench.output_len", least=2),  # one token has no gap to a next one
+    *(Number(f"models.*.shape.{name}", least=0, most=1e6) for name in ("moe_layers", "experts", "experts_per_token")),
+    *(Number(f"models.*.shape.{name}", above=0, most=1e15) for name in ("routed_expert_bytes", "other_weight_bytes")),
+    Number("models.*.shape.active_params", above=0, most=1e15),
+    Number("models.*.shape.replicated_bytes", least=0, most=1e15),
+    *(Number(f"models.*.shape.{name}", above=0, most=1e9) for name in ("kv_bytes_per_token", "index_topk")),
+    Number("models.*.shape.activation_bytes", above=0, most=16),
+    Number("flash_attn.max_jobs", least=1, most=4096),
+    Number("server.ready_budget", above=0, most=86400),
+    Number("groups.*.gateway.drain", least=0, most=86400),
+    Number("bench.concurrency.*", least=1, most=4096),
+    Number("bench.input_len", least=1, most=1e7),
+    Number("bench.output_len", least=2, most=1e7),  # one token has no gap to a next one
     Number("bench.warmup", least=0, most=86400),
     Number("bench.window", above=0, most=86400),
-    Number("bench.reference.*", above=0),
+    Number("bench.precision", least=0, most=0.5),
+    Number("bench.repeats", least=1, most=100),
+    Number("bench.reference.*", above=0, most=1e9),
+    *(Number(f"hosts.*.vm.{name}", least=1, most=1e6) for name in ("cores", "memory_gib", "disk_gib")),
+    Number("hosts.*.vm.vlan", least=1, most=4094),
+    Number("hosts.*.vm.numa_nodes.*", least=0, most=1023),
+    Number("nodes.*.hugepages_gib", least=0, most=1e6),
+)
+SOME = (  # lists that mean nothing when they are empty
+    "driver.packages",
+    "runtimes.*.packages",
+    "groups.*.hosts",
+    "groups.*.gateway.packages",
+    "bench.concurrency",
+    "nodes.*.gpu_ids",
 )
 PLACES = (  # which may hold {os} and {arch}
     "driver.repository.url",
@@ -169,7 +201,18 @@ class _Table(Generic[Rule]):
 
 
 _TEXTS, _KEYS, _NUMBERS = _Table(TEXTS), _Table(KEYS), _Table(NUMBERS)
+_SOME = _Table([Text(place, "", "") for place in SOME])
 _PLACES = _Table([Text(place, "", "") for place in PLACES])
+
+
+def check_plain(document: Document) -> None:
+    """What nothing can take, wherever it stands: half a letter, a control character, a number without an end."""
+    for path, value in _values(document.value, ()):
+        words = [part for part in path[-1:] if isinstance(part, str)] + ([value] if isinstance(value, str) else [])
+        if any(_UNFIT.search(word) for word in words):
+            document.problem(path, "holds a control character, or half of one that no file can hold")
+        elif isinstance(value, int | float) and not -MOST <= value <= MOST:
+            document.problem(path, f"should be a number that a machine can have, {MOST:g} at most")
 
 
 def check_words(document: Document) -> None:
@@ -179,16 +222,18 @@ def check_words(document: Document) -> None:
             _text(path, value, document)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _number(path, value, document)
+        elif value == [] and any(True for _ in _SOME.fitting(path)):
+            document.problem(path, "should name at least one, found none")
         if path and isinstance(path[-1], str):
             for rule in _KEYS.fitting(path):
                 if not re.fullmatch(rule.pattern, path[-1]):
-                    document.problem(path, f"the key should be {rule.what}, found {path[-1]!r}")
+                    document.problem(path, f"the key should be {rule.what}, found {shown(path[-1])!r}")
 
 
 def _text(path: Path, value: str, document: Document) -> None:
     for rule in _TEXTS.fitting(path):
         if not re.fullmatch(rule.pattern, value):
-            document.problem(path, f"should be {rule.what}, found {value[:80]!r}")
+            document.problem(path, f"should be {rule.what}, found {shown(value)!r}")
             return
     if any(True for _ in _PLACES.fitting(path)):
         _placeholders(path, value, document)
@@ -200,25 +245,25 @@ def _placeholders(path: Path, value: str, document: Document) -> None:
     except ValueError:
         names = {"?"}
     if names - {"os", "arch"}:
-        document.problem(path, f"may hold {{os}} and {{arch}}, and no other braces; found {value!r}")
+        document.problem(path, f"may hold {{os}} and {{arch}}, and no other braces; found {shown(value)!r}")
 
 
 def _number(path: Path, value: float, document: Document) -> None:
     for rule in _NUMBERS.fitting(path):
         if rule.above is not None and not value > rule.above:
-            document.problem(path, f"should be above {rule.above:g}, found {value:g}")
+            document.problem(path, f"should be above {rule.above:g}, found {value:,.15g}")
         elif rule.least is not None and not value >= rule.least:
-            document.problem(path, f"should be {rule.least:g} or more, found {value:g}")
+            document.problem(path, f"should be {rule.least:g} or more, found {value:,.15g}")
         elif rule.most is not None and not value <= rule.most:
-            document.problem(path, f"should be {rule.most:,.0f} at most, found {value:g}")
+            document.problem(path, f"should be {rule.most:,.0f} at most, found {value:,.15g}")
 
 
 def _values(value: object, path: Path) -> Iterator[tuple[Path, object]]:
+    """Mappings and lists as well: their keys are words, too."""
+    yield path, value
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _values(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _values(item, (*path, index))
-    else:
-        yield path, value

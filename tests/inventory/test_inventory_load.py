@@ -98,12 +98,12 @@ def test_routed_expert_bytes_follow_from_the_shape() -> None:
         ("    # sudo: password", "    sudo: pasword", "hosts.glm5-a.sudo: should be auto or password, found 'pasword'"),
         ("    # token: {env: HF_TOKEN}", "    token: {env: A, file: b}", "a secret has exactly one source"),
         ("    # token: {env: HF_TOKEN}", "    token: {}", "a secret has exactly one source"),
-        ("    # token: {env: HF_TOKEN}", "    token: hf_abc", "models.glm-5-nvfp4.token: should be a mapping"),
+        ("    # token: {env: HF_TOKEN}", "    token: hf_abc", "models.glm-5-nvfp4.token: should be a secret's source"),
         ("  port: 30000", "  port: 300000", "server.port: should be a port between 1 and 65535"),
         ("    user: ops", "    user: ops\n    user: root", "hosts.glm5-a.user: a second time; the first is on line"),
         ("    user: ops", "\tuser: ops", "a tab; YAML is indented by spaces only"),
         ("{1: 50.4", "{one: 50.4", "bench.reference.one: the key should be a whole number, found 'one'"),
-        ("  glm5-a:\n", "  '!a':\n", "a name may not begin with '!'"),
+        ("  glm5-a:\n", "  '!a':\n", "begins with no '.' or '-'"),
         ("    path: /srv", "    path: srv", "should be an absolute path"),
         (
             "source: hf:lukealonso",
@@ -163,6 +163,13 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"hosts: \xe9\n")
     with pytest.raises(UsageError, match="not UTF-8"):
         load(tmp_path / "latin.yaml")
+
+
+def test_what_is_no_inventory_by_its_size_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text("a: [" + "x, " * 500_000 + "]\n")
+    for path in (tmp_path / "large.yaml", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="is larger than 1 MB"):
+            load(path)
 
 
 def test_anchors_and_yaml_12_words(tmp_path: Path) -> None:

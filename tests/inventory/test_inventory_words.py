@@ -14,7 +14,7 @@ import pytest
 from runbooks.inventory.check import check
 from runbooks.inventory.shape import Inventory
 from runbooks.inventory.source import Document, read
-from runbooks.inventory.words import TEXTS
+from runbooks.inventory.words import NUMBERS, TEXTS
 
 EXAMPLE = read((Path(__file__).parents[2] / "inventory.yaml").read_text())
 HOSTILE = ("", "-oProxyCommand=id", "a b", "$(id)", "`id`", "a;id", "a\nb", "'", "x\x07")
@@ -101,10 +101,46 @@ def test_hostile_words_are_refused_where_they_stand(path: tuple[str | int, ...])
         (("bench", "output_len"), 0, "should be 2 or more"),
         (("bench", "concurrency"), [0], "should be 1 or more"),
         (("bench", "reference"), {"1": 0.0}, "should be above 0"),
+        (("bench", "reference"), {"\u00b2": 1.0}, "the key should be a whole number"),
+        (("bench", "reference"), {"9" * 5000: 1.0}, "(5,000 characters)"),
+        (("bench", "reference"), {"1": float("inf")}, "should be a number that a machine can have"),
+        (("gpus", "count"), 10**400, "should be a number that a machine can have"),
+        (("bench", "repeats"), 0, "should be 1 or more"),
+        (("bench", "precision"), -0.1, "should be 0 or more"),
+        (("bench", "concurrency"), [], "should name at least one"),
+        (("groups", "all-glm5", "hosts"), [], "should name at least one"),
+        ((*RUNTIME, "sglang"), "main", "should be a version of SGLang"),
+        (("profiles", "final", "before"), {"newer": {"why": "x"}}, "the key should be a version of SGLang"),
+        (("profiles", "a,b"), {"why": "x"}, "a name is up to 63 letters"),
+        (("profiles", ".."), {"why": "x"}, "a name is up to 63 letters"),
+        (("runtimes", "x" * 64), {"why": "x", "sglang": "0.5.23", "packages": ["a"]}, "a name is up to 63 letters"),
+        (("hosts", "glm5-a", "key"), "a\0b", "holds a control character"),
+        (("profiles", "final", "args"), {"a\x1b[31m": 1}, "holds a control character"),
+        (("server", "port"), "\ud800", "half of one that no file can hold"),
+        (("server", "api_key"), {"file": ""}, "names nothing"),
+        (("server", "api_key"), {"command": []}, "names nothing"),
+        (("server", "api_key"), {"command": [""]}, "names nothing"),
     ],
 )
 def test_what_it_should_be_is_said(path: tuple[str | int, ...], value: object, said: str) -> None:
     assert any(said in problem for problem in found(path, value)), found(path, value)
+
+
+@pytest.mark.parametrize("secret", ["sk-S3cret", 5323, 5.323, True], ids=str)
+def test_a_secret_that_stands_in_the_file_is_not_repeated(secret: object) -> None:
+    for path in (("server", "api_key"), ("hosts", "glm5-a", "sudo_password"), ("models", "glm-5-nvfp4", "token")):
+        problems = found(path, secret)
+        assert len(problems) == 1
+        assert "found a value" in problems[0]
+        assert str(secret).lower() not in problems[0].lower()
+
+
+def test_a_message_is_a_line() -> None:
+    for value in ("x" * 100_000, "a\nb\tc", "\u202eabc", "\x1b[31m"):
+        for path in (("gpus", "count"), ("gpus", "arch"), ("hosts", "glm5-a", "sudo"), ("hosts", value)):
+            for problem in found(path, value):
+                assert problem.isprintable()
+                assert len(problem) < 400
 
 
 def test_what_people_really_write_is_taken() -> None:
@@ -133,19 +169,23 @@ FREE = {
     "model", "extends", "env", "file", "command.*", "sglang", "ca",
 }  # fmt: skip
 """Read by people, a path here, or the name of something else in the file (checked as such)."""
-ELSEWHERE = ("nodes.", "hosts.*.vm.", "groups.*.hosts", "groups.*.gateway.host")  # machines.py, check.py
+ELSEWHERE = (
+    *(f"nodes.*.{name}" for name in ("api", "user", "fingerprint", "gpu_ids", "audio_ids")),
+    *(f"hosts.*.vm.{name}" for name in ("node", "address", "gateway", "nameservers", "affinity", "machine")),
+    *("hosts.*.vm.image.sha256", "hosts.*.vm.image.file", "groups.*.hosts"),
+)  # machines.py, check.py
 
 
-def _texts(kind: Any, path: str) -> Iterator[str]:
+def _places(kind: Any, path: str, of: tuple[type, ...]) -> Iterator[str]:
     if get_origin(kind) in (Union, types.UnionType):
         for part in get_args(kind):
-            yield from _texts(part, path)
+            yield from _places(part, path, of)
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         for field in msgspec.structs.fields(kind):
-            yield from _texts(field.type, f"{path}.{field.name}".lstrip("."))
+            yield from _places(field.type, f"{path}.{field.name}".lstrip("."), of)
     elif get_origin(kind) in (tuple, Mapping):
-        yield from _texts(get_args(kind)[get_origin(kind) is Mapping], f"{path}.*")
-    elif kind is str:
+        yield from _places(get_args(kind)[get_origin(kind) is Mapping], f"{path}.*", of)
+    elif kind in of:
         yield path
 
 
@@ -157,9 +197,16 @@ def test_no_text_of_the_inventory_is_without_a_rule() -> None:
             path == rule.place or (rule.place.startswith("**.") and path.endswith(rule.place[2:])) for rule in TEXTS
         )
 
-    paths = set(_texts(Inventory, ""))
+    paths = set(_places(Inventory, "", (str,)))
     assert len(paths) > 60
     free = {path for path in paths if any(path.endswith(f".{name}") or path == name for name in FREE)}
     left = {path for path in paths - free if not has_rule(path) and not path.startswith(ELSEWHERE)}
     judged = {f"profiles.*.{part}.*" for part in ("args", "expect", "before.*.args", "before.*.expect")}
     assert left == judged  # by the flag table and by the read-back
+
+
+def test_no_number_of_the_inventory_is_without_an_end() -> None:
+    judged = {f"profiles.*.{part}.*" for part in ("args", "expect", "before.*.args", "before.*.expect")}
+    ended = {rule.place for rule in NUMBERS if rule.most is not None}
+    left = {path for path in set(_places(Inventory, "", (int, float))) - judged - ended if not path.endswith("port")}
+    assert left == {"hosts.*.vm.id", "hosts.*.vm.phys_bits"}  # machines.py
