@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from invoke.collection import Collection
-from invoke.parser import Parser, ParserContext
+from invoke.parser import Parser
+from invoke.parser.context import ParserContext
 
 from runbooks import oncall
 from runbooks.diagnose.signatures import SIGNATURES
