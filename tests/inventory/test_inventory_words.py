@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,13 +17,14 @@ from runbooks.inventory.source import Document, read
 from runbooks.inventory.words import NUMBERS, TEXTS
 
 EXAMPLE = read((Path(__file__).parents[2] / "inventory.yaml").read_text())
+PLAIN = json.dumps(EXAMPLE.value)  # the fastest way to a copy
 HOSTILE = ("", "-oProxyCommand=id", "a b", "$(id)", "`id`", "a;id", "a\nb", "'", "x\x07")
 GATEWAY = {"ssh": {"address": "192.0.2.1"}}
 
 
 def found(path: tuple[str | int, ...], value: object) -> list[str]:
     """The problems of the example with one value put in."""
-    document = Document(copy.deepcopy(EXAMPLE.value), EXAMPLE.lines)  # reading YAML takes longer than all the rest
+    document = Document(json.loads(PLAIN), EXAMPLE.lines)
     whole: Any = document.value
     whole["groups"]["all-glm5"]["gateway"] = {**GATEWAY, "ssh": dict(GATEWAY["ssh"])}
     whole["server"]["host"] = "192.0.2.1"
