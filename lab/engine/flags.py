@@ -30,6 +30,12 @@ CONTENT = ("options", "dest", "kind", "type", "choices", "nargs", "default", "re
 
 _READ = """\
 import argparse, json, sys
+try:  # a release registers models that the transformers of this environment, being newer, has by itself
+    from transformers.models.auto.configuration_auto import _LazyConfigMapping as models
+    register = models.register
+    models.register = lambda self, key, value, exist_ok=False: register(self, key, value, exist_ok=True)
+except (ImportError, AttributeError):
+    pass
 from sglang.srt import server_args
 asked = json.load(sys.stdin)
 KINDS = {"_StoreAction": "store", "_StoreTrueAction": "flag", "BooleanOptionalAction": "bool",
