@@ -25,11 +25,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
-from runbooks.engine.secret import MASK, Secret
+from runbooks.engine.secret import MASK, SHORTEST, Secret
 
 Level = Literal["info", "good", "warning", "error"]
-
-SHORTEST_REDACTED = 4  # shorter values would blank half of every line; inventory.py refuses such secrets
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Reporter:
     def hide(self, secret: Secret) -> None:
         """From now on this value is shown as *** wherever it turns up."""
         value = secret.reveal()
-        if len(value) >= SHORTEST_REDACTED:
-            self._secrets.update({value, *(line for line in value.splitlines() if len(line) >= SHORTEST_REDACTED)})
+        if len(value) >= SHORTEST:
+            self._secrets.update({value, *(line for line in value.splitlines() if len(line) >= SHORTEST)})
 
     def redact(self, value: Any) -> Any:
         """The same value with every hidden secret masked, through strings, mappings and sequences."""

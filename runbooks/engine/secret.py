@@ -15,6 +15,9 @@ from runbooks.engine.errors import UsageError
 from runbooks.paths import expand
 
 MASK = "***"
+SHORTEST = 4  # characters; hiding a shorter one would blank half of every line
+LARGEST = 100_000  # bytes; a private key has some thousand
+PATIENCE = 60.0  # seconds for a command: a password manager may ask a person
 
 
 class Secret:
@@ -47,13 +50,14 @@ class Secret:
 class SecretSource:
     """Where a secret is read from when it is needed: one of an environment variable, a file (mode 0600), a command.
 
-    `generate`: a file that is not there is written by `make`, with 256 random bits.
+    `generate`: a file that is not there is written by `make`, with 256 random bits. `ascii`: it goes into a header.
     """
 
     env: str | None = None
     file: str | None = None
     command: Sequence[str] | None = None
     generate: bool = False
+    ascii: bool = False
     base: Path = field(default_factory=Path)
 
     @property
@@ -70,16 +74,32 @@ class SecretSource:
         if self.env is not None:
             if self.env not in os.environ:
                 raise UsageError(f"secret: the environment variable {self.env} is not set")
-            return Secret(os.environ[self.env])
+            return self._fit(os.environ[self.env], f"the environment variable {self.env}")
         if self.path is not None:
             if self.unmade:
                 raise UsageError(
                     f"secret: {self.path} is not there",
                     next="invoke deploy makes it or brings it from the host; a server without a key is `api_key: open`",
                 )
-            return Secret(_read_private(self.path))
+            return self._fit(_read_private(self.path), str(self.path))
         assert self.command is not None
-        return Secret(_run(self.command))
+        return self._fit(_run(self.command, self.base), f"what {self.command[0]} printed")
+
+    def _fit(self, text: str, where: str) -> Secret:
+        """One line that can be sent and hidden, or a private key; what is wrong is said without showing it."""
+        text = text.rstrip("\r\n")
+        key = text.startswith("-----BEGIN ")
+        if not text:
+            raise UsageError(f"secret: {where} is empty")
+        if len(text) < SHORTEST:
+            raise UsageError(f"secret: {where} is shorter than {SHORTEST} characters, and could not be hidden")
+        if not text.translate({ord("\n"): "-", ord("\r"): "-"} if key else {}).isprintable():
+            raise UsageError(f"secret: {where} is not one line of text, nor a private key")
+        if self.ascii and not (text.isascii() and " " not in text):
+            raise UsageError(
+                f"secret: {where} is sent in a header: letters, digits and signs of ASCII, without a space"
+            )
+        return Secret(text)
 
     def make(self, secret: Secret | None = None) -> Secret:
         """Write the file that is not there yet, with this secret or a random one; what it holds then. Whole or not at
@@ -92,10 +112,17 @@ class SecretSource:
 
 def _read_private(path: Path) -> str:
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"secret: {path} is no file")  # a pipe would be waited for
+        mode = stat.S_IMODE(found.st_mode)
         if mode & 0o077:
             raise UsageError(f"secret: {path} has mode {mode:04o}; others can read it", next=f"chmod 0600 {path}")
-        return path.read_text().rstrip("\n")
+        if found.st_size > LARGEST:
+            raise UsageError(f"secret: {path} has {found.st_size:,} bytes: that is no secret")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"secret: {path} is not UTF-8 text") from None
     except OSError as error:
         raise UsageError(f"secret: {path}: {error.strerror}") from None
 
@@ -114,13 +141,26 @@ def _write_private(path: Path, text: str) -> None:
         raise UsageError(f"secret: {path} cannot be written: {error.strerror}") from None
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], folder: Path) -> str:
+    """Its output. What it left running does not keep us waiting, though it may hold the pipe."""
+    name = command[0]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"secret: {command[0]} could not be run: {type(error).__name__}") from None
-    if done.returncode != 0:
-        raise UsageError(f"secret: {command[0]} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
-    return done.stdout.rstrip("\n")
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder
+        ) as child:
+            try:
+                out, errors = child.communicate(timeout=PATIENCE)
+            except BaseException:
+                child.kill()
+                raise
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"secret: {name} did not end within {PATIENCE:.0f} s") from None
+    except OSError as error:
+        raise UsageError(f"secret: {name} could not be run: {error.strerror}") from None
+    if child.returncode != 0:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise UsageError(f"secret: {name} ended with {child.returncode}: {ascii(last[0][-200:])[1:-1]}")
+    try:
+        return out.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"secret: what {name} printed is not UTF-8 text") from None

@@ -37,7 +37,17 @@ class Loaded:
         return self.source(ref).resolve()
 
     def source(self, ref: SecretRef) -> SecretSource:
-        return SecretSource(env=ref.env, file=ref.file, command=ref.command, generate=ref.generate, base=self.folder)
+        """Keys and tokens are sent in headers, which take ASCII alone."""
+        inventory = self.inventory
+        tokens = [one.token for one in inventory.models.values()] + [one.token for one in inventory.nodes.values()]
+        return SecretSource(
+            env=ref.env,
+            file=ref.file,
+            command=ref.command,
+            generate=ref.generate,
+            ascii=ref in (inventory.server.api_key, *tokens),
+            base=self.folder,
+        )
 
     def runtime_for(self, host: str) -> Runtime:
         return self.inventory.runtimes[self.inventory.hosts[host].runtime or self.inventory.runtime]

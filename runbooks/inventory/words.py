@@ -210,7 +210,7 @@ def check_plain(document: Document) -> None:
     for path, value in _values(document.value, ()):
         words = [part for part in path[-1:] if isinstance(part, str)] + ([value] if isinstance(value, str) else [])
         if any(_UNFIT.search(word) for word in words):
-            document.problem(path, "holds a control character, or half of one that no file can hold")
+            document.problem(path, "holds a control character, or half a letter")
         elif isinstance(value, int | float) and not -MOST <= value <= MOST:
             document.problem(path, f"should be a number that a machine can have, {MOST:g} at most")
 

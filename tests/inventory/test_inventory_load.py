@@ -203,12 +203,12 @@ def test_select(tmp_path: Path) -> None:
 def test_secrets_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my.yaml").write_text(TEXT)
     loaded = load(tmp_path / "my.yaml")
-    monkeypatch.setenv("RUNBOOKS_TEST_SECRET", "s3")
-    (tmp_path / "key").write_text("s4\n")
+    monkeypatch.setenv("RUNBOOKS_TEST_SECRET", "secret-3")
+    (tmp_path / "key").write_text("secret-4\n")
     (tmp_path / "key").chmod(0o600)
-    assert loaded.secret(SecretRef(env="RUNBOOKS_TEST_SECRET")) == Secret("s3")
-    assert loaded.secret(SecretRef(file="key")) == Secret("s4")
-    assert loaded.secret(SecretRef(command=("echo", "s5"))) == Secret("s5")
+    assert loaded.secret(SecretRef(env="RUNBOOKS_TEST_SECRET")) == Secret("secret-3")
+    assert loaded.secret(SecretRef(file="key")) == Secret("secret-4")
+    assert loaded.secret(SecretRef(command=("echo", "secret-5"))) == Secret("secret-5")
     (tmp_path / "key").chmod(0o644)
     with pytest.raises(UsageError, match="others can read it"):
         loaded.secret(SecretRef(file="key"))

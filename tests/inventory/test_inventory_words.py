@@ -117,7 +117,7 @@ def test_hostile_words_are_refused_where_they_stand(path: tuple[str | int, ...])
         (("runtimes", "x" * 64), {"why": "x", "sglang": "0.5.23", "packages": ["a"]}, "a name is up to 63 letters"),
         (("hosts", "glm5-a", "key"), "a\0b", "holds a control character"),
         (("profiles", "final", "args"), {"a\x1b[31m": 1}, "holds a control character"),
-        (("server", "port"), "\ud800", "half of one that no file can hold"),
+        (("server", "port"), "\ud800", "half a letter"),
         (("server", "api_key"), {"file": ""}, "names nothing"),
         (("server", "api_key"), {"command": []}, "names nothing"),
         (("server", "api_key"), {"command": [""]}, "names nothing"),
