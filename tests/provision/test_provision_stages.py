@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runbooks.engine.facts import Facts
@@ -17,6 +18,7 @@ from runbooks.provision import TAGS, stages
 from runbooks.provision.driver import headers
 from runbooks.provision.flash_attn import cause, max_jobs, wheel_folder
 from runbooks.steps.build import BuiltOnce
+from runbooks.steps.checks import free_space
 
 UBUNTU = Facts(
     os_id="ubuntu", os_version="24.04", codename="noble", arch="x86_64", deb_arch="amd64", kernel="6.8.0-63-generic",
@@ -221,6 +223,28 @@ def test_a_token_is_read_only_when_something_must_come(loaded: Loaded) -> None:
     assert isinstance(change, Change)
     assert "s3ntinel" not in change.script + repr(change)
     assert set(change.uploads) == {"fetch.pyz", "token"}
+
+
+def test_a_proxy_is_told_to_all_that_downloads(loaded: Loaded) -> None:
+    proxy = "http://proxy.example:3128"
+    inventory = msgspec.structs.replace(loaded.inventory, proxy=proxy)
+    found = every_step(stages(UBUNTU, replace(loaded, inventory=inventory), "glm5-a"))
+    apt: Any = found["file /etc/apt/apt.conf.d/51runbooks-proxy"]
+    assert f'Acquire::https::Proxy "{proxy}"' in apt.content
+    told = set()
+    for name, step in found.items():
+        plan = step.plan(blank(step) | {free_space("/srv/models/GLM-5-NVFP4"): {"out": "/d 1 1 999999999 1% /"}})
+        if isinstance(plan, Change) and proxy in plan.script and "apt.conf.d" not in name:
+            told.add(name)
+    assert told == {
+        *(
+            "apt key nvidia",
+            "flash-attn 2.8.3.post2 wheel",
+            "runtime sglang 0.5.23",
+            "download /srv/models/GLM-5-NVFP4",
+        ),
+    }
+    assert "file /etc/apt/apt.conf.d/51runbooks-proxy" not in every_step(stages(UBUNTU, loaded, "glm5-a"))
 
 
 def test_building_once_says_where(loaded: Loaded) -> None:
