@@ -13,7 +13,7 @@ import paramiko
 import pytest
 
 from runbooks.engine import transport
-from runbooks.engine.errors import NoAnswer, UsageError
+from runbooks.engine.errors import NoAnswer, Unreachable, UsageError
 from runbooks.engine.shell import request
 from runbooks.engine.transport import Connection, Target
 
@@ -65,6 +65,17 @@ def test_a_request_that_is_cut_anywhere_runs_whole_or_not_at_all(tmp_path: Path)
 def test_a_background_child_cannot_answer_later(local: Connection) -> None:
     local.ask("(sleep 0.2; echo late) &")
     assert local.ask("sleep 0.4; echo mine").out == "mine\n"
+
+
+def test_a_login_that_was_begun_is_waited_for_and_what_it_met_is_raised_once(local: Connection) -> None:
+    local.begin()
+    assert local.ask("echo x").out == "x\n"
+    assert (local.execs, local.exchanges) == (1, 1)
+    gone = Connection(dataclasses.replace(local.target, port=1))
+    gone.begin()
+    for _ in range(2):  # what was begun, and then a try of its own
+        with pytest.raises(Unreachable, match="Connection refused"):
+            gone.ask("echo x")
 
 
 def test_a_question_past_its_deadline_is_given_up_and_the_next_is_answered(local: Connection) -> None:
