@@ -30,7 +30,8 @@ def kernel() -> tuple[Signature, ...]:
             (
                 rf"Xid \([^)]*\): (?!(?:{ONE_PROCESS})\b)\d+.*|\bXid[:=]? ?(?:46|48|62|74|79|95|119|120|140|154)\b.*"
                 r"|fallen off the bus|GPU (?:is )?lost\b|GPU_IS_LOST|Unable to determine the device handle"
-                r"|GPU requires reset|GPU is probably locked|cudaErrorDevicesUnavailable|RC all channels for critical"
+                r"|GPU requires reset|GPU is probably locked|cudaErrorDevicesUnavailable|cudaErrorECCUncorrectable"
+                r"|RC all channels for critical"
                 r"|uncorrectable (?:ECC|NVLink) error|GPU crash dump has been created"
                 r"|access of peer GPU memory over nvlink or a hardware error"
             ),
@@ -90,7 +91,8 @@ def kernel() -> tuple[Signature, ...]:
         Signature(
             "disk-broken",
             r"(?:Buffer )?I/O error,? (?:on )?dev|blk_update_request: I/O|EXT4-fs error|XFS .*(?:corruption|shutdown)"
-            r"|Remounting filesystem read-only|Read-only file system|critical medium error|nvme.*controller is down",
+            r"|Remounting filesystem read-only|(?<!Errno 30\] )Read-only file system"
+            r"|critical (?:medium|target) error|nvme.*controller is down|nvme\d+: I/O .*timeout",
             "a disk fails: reads or writes end with an error",
             "look at the disk on the node before anything is written again",
             "disk-full",
@@ -227,7 +229,8 @@ def driver() -> tuple[Signature, ...]:
         ),
         Signature(
             "no-gpus",
-            r"No devices were found|No CUDA GPUs are available|no CUDA-capable device|No NVIDIA devices probed"
+            r"No devices were found|torch\.cuda\.is_available\(\) is False"
+            r"|No CUDA GPUs are available|no CUDA-capable device|No NVIDIA devices probed"
             r"|CUDA unknown error|Error 802: system not yet initialized",
             "the driver finds no GPU",
             "invoke health, then invoke provision --tags driver",

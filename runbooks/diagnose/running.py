@@ -6,7 +6,8 @@ from runbooks.diagnose.signature import Signature
 
 _NAN = (
     r"probability tensor contains either|NaN in the logits|NaN detected|nan or element < 0|NaN happened"
-    r"|TensorCompare\.cu|not JSON compliant|nan values? (?:in|detected)|\b(?:max|sum|sump) = -?nan\b"
+    r"|TensorCompare\.cu|out of range integral type conversion"
+    r"|not JSON compliant|nan values? (?:in|detected)|\b(?:max|sum|sump) = -?nan\b"
     r"|\b(?:logits?|logprobs?|probabilit(?:y|ies)|activations?|hidden.?states?)\b.{0,40}\bNaNs?\b"
 )
 
@@ -142,7 +143,7 @@ def together() -> tuple[Signature, ...]:
             r"nccl(?:System|Internal|Unhandled|Remote|InvalidUsage)\w*|NCCL error|NCCL WARN"
             r"|ProcessGroupNCCL.*(?:timeout|timed out)|Watchdog caught collective operation timeout"
             r"|collective operation.*timed? ?out|watchdog got stuck|Dist(?:Backend|Store|Network)Error|gloo/transport"
-            r"|gloo::\w+",
+            r"|gloo::\w+|socket(?:Start|Poll)Connect.*failed",
             "the GPUs cannot talk to each other",
             "NCCL_DEBUG=INFO in the profile's environment shows where; peer-to-peer in a VM is the first suspect",
             "server-down",
@@ -270,7 +271,8 @@ def together() -> tuple[Signature, ...]:
 
 
 _DEATH = (
-    r"Scheduler hit an exception|scheduler\w* (?:[^\n]* )?(?:died|crashed|is dead)|sigquit (?:from a child|received)"
+    r"Scheduler hit an exception|EngineDeadError|Engine core initialization failed"
+    r"|scheduler\w* (?:[^\n]* )?(?:died|crashed|is dead)|sigquit (?:from a child|received)"
 )
 # Its last death, with no end or start of the server after it, and then a probe that is content.
 _ANSWERS_STILL = (

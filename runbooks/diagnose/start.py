@@ -176,7 +176,8 @@ def kernels() -> tuple[Signature, ...]:
         ),
         Signature(
             "shape-mismatch",
-            r"The size of tensor a \(\d+\) must match|size mismatch for |shape .{0,40}(?:is invalid|mismatch)",
+            r"The size of tensor a \(\d+\) must match|expanded size of the tensor|KeyError: '(?:model|lm_head)\.[\w.]+'"
+            r"|size mismatch for |shape .{0,40}(?:is invalid|mismatch)",
             "the weights do not fit the code that loads them: another model's checkpoint, or a version too old for it",
             "the runtime that is known to serve this checkpoint; compare revision and version",
             "deploy-failed",
@@ -262,7 +263,7 @@ def runtime() -> tuple[Signature, ...]:
             r"|version `GLIBC\w*_[\d.]+' not found"
             r"|ImportError: (?!.*circular).*(?:\.so|cannot import name|DLL)"
             r"|error while loading shared libraries|cannot open shared object file|Could not load any common_ops"
-            r"|AttributeError: module '\w+' has no attribute|version `GLIBC",
+            r"|Torch not compiled with CUDA|AttributeError: module '\w+' has no attribute|version `GLIBC",
             "the runtime is incomplete, or its packages do not fit together",
             "invoke provision --tags runtime",
             "deploy-failed",
@@ -315,6 +316,15 @@ def runtime() -> tuple[Signature, ...]:
             "the unit of a release has no such limit: invoke deploy writes it again",
             "start-slow",
             "systemd.service(5)",
+            rank=3,
+        ),
+        Signature(
+            "no-permission",
+            r"PermissionError: \[Errno 13\][^\n]*: '([^']+)'|\[Errno 30\] Read-only file system: '([^']+)'",
+            "the server's user may not use {0}",
+            "its owner and mode; the unit of a release lets the server write into its own caches only",
+            "deploy-failed",
+            "systemd.exec(5), ProtectSystem= and ProtectHome=",
             rank=3,
         ),
         Signature(

@@ -147,6 +147,13 @@ FAILURES = (
         "bpg/terraform-provider-proxmox #935; PVE::QemuServer::Helpers, config_aware_timeout",
     ),
     Failure(
+        r"qmp command '[^']*' failed - got timeout|unable to connect to VM \d+ qmp socket",
+        "QEMU does not answer its monitor: it maps the cards' memory, which takes minutes, or it hangs with a card",
+        "wait ten minutes; then `ps` on the node: a kvm process in state D ends with a cold boot of the node only",
+        _START,
+        "PVE::QMPClient; tianocore/edk2 #10856",
+    ),
+    Failure(
         r"timeout waiting on systemd",
         "the VM's scope of its last run is still there: a process of it has not ended, mostly one that a card holds",
         "systemctl stop ID.scope on the node; a kvm process in state D ends with a cold boot of the node only",
