@@ -190,3 +190,11 @@ def test_what_cannot_be_measured_is_refused_in_words(
     assert said in error_of(events)
     assert "<" not in error_of(events)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.served
+def test_a_busy_server_is_measured_only_when_told(pyz: Path, traps: str, tmp_path: Path) -> None:
+    """And then what the others cost is not hidden: their requests are in the server's gauges."""
+    assert measured(pyz, f"{traps}/busy", tmp_path, "--concurrency", "1", "--force")[0] == 0
+    point = next(meta for meta, _ in rawlog.decode((tmp_path / "00-c1.bin").read_bytes()) if meta["kind"] == "point")
+    assert point["counters"]["before"]["running"] == 3
