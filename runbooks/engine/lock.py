@@ -27,6 +27,9 @@ from runbooks.engine.transport import Connection
 EXPIRY = 2 * 3600  # seconds after its holder, or a job of it, last refreshed it
 WAIT_STEP = 2.0  # seconds between two tries of a run that waits
 
+_left: set[tuple[str, str]] = set()
+"""Host and run of the locks that this process may have left behind when its link broke: nobody else can know of it."""
+
 # Under a second lock, which the kernel drops by itself: two runs that find it expired must not both take it.
 _TAKE = """\
 exec 8>>{lock}.guard && flock -w 5 8 || exit 1
@@ -84,8 +87,9 @@ def take(connection: Connection, run: str, what: str, *, waiting: Callable[[Busy
             return met
         except Busy as busy:
             met = True
-            if not dead and _is_dead(busy.holder):
-                dead = str(busy.holder["run"])
+            holder = str(busy.holder.get("run", ""))
+            if not dead and ((connection.name, holder) in _left or _is_dead(busy.holder)):
+                dead = holder
             elif waiting(busy):
                 time.sleep(WAIT_STEP)
             else:
@@ -94,12 +98,14 @@ def take(connection: Connection, run: str, what: str, *, waiting: Callable[[Busy
 
 def _take(connection: Connection, run: str, what: str, dead: str) -> None:
     holder = {"who": who(), "pid": os.getpid(), "what": what, "since": int(time.time()), "run": run, "place": _place()}
+    _left.add((connection.name, run))  # until the host has said what became of it
     answer = connection.ask(
         _TAKE.format(
             lock=paths.LOCK, run=quote(run), dead=quote(dead or run), holder=quote(json.dumps(holder)), expiry=EXPIRY
         ),
         deadline=15,
     )
+    _left.discard((connection.name, run))
     if answer.rc == 75:
         raise busy(connection.name, answer.out)
     if answer.rc != 0:
@@ -172,8 +178,10 @@ def _read(path: str) -> str:
 
 
 def release(connection: Connection, run: str) -> None:
-    """Give the lock back if it is ours."""
+    """Give the lock back if it is ours. Where the link is gone, this process's next run takes it over."""
+    _left.add((connection.name, run))
     connection.ask(_RELEASE.format(lock=paths.LOCK, run=quote(run)), deadline=10)
+    _left.discard((connection.name, run))
 
 
 def force_release(connection: Connection) -> str:

@@ -153,12 +153,17 @@ class Shell:
                 self._errors.clear()
                 self._channel.sendall(self._password.reveal().encode() + b"\n")
                 sent = True
+            if _READY.splitlines()[0].encode() in self._buffer:
+                self._buffer.clear()
+                raise self._no_root("no root shell: what we send comes back as it is")
             if time.monotonic() > deadline:
                 raise self._no_root(f"no root shell within {START_TIMEOUT:.0f} s")
             try:
                 self._receive(0.05)
             except EOFError:
                 time.sleep(0.2)  # what it said on its way out may still be under way
+                if not getattr(self._channel.get_transport(), "active", False):
+                    raise  # it was the link that ended, not the shell
                 self._receive_errors()
                 raise self._no_root("no root shell") from None
         del self._buffer[: self._buffer.index(mark) + len(mark)]

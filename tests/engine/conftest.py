@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import subprocess
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ class LocalChannel:
     @property
     def closed(self) -> bool:
         return self._process is not None and self._process.poll() is not None and not self.recv_ready()
+
+    def get_transport(self) -> Any:
+        return types.SimpleNamespace(active=True)
 
     def settimeout(self, seconds: float) -> None:
         self._timeout = seconds

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from runbooks import paths
 from runbooks.engine import lock
+from runbooks.engine.errors import Unreachable
 from runbooks.engine.transport import Connection
 
 
@@ -92,3 +95,29 @@ def test_a_holder_in_any_alphabet(local: Connection, monkeypatch: pytest.MonkeyP
     lock.take(local, "theirs", "provision")
     with pytest.raises(lock.Busy, match="Ольга O'Hara"):
         lock.take(local, "mine", "provision")
+
+
+def test_a_lock_that_could_not_be_given_back_is_taken_over_by_the_same_process(local: Connection) -> None:
+    """`invoke tune` runs for hours; a link that breaks at the end of one trial must not stop the next."""
+    assert lock.take(local, "first", "tune") is False
+    gone = Connection(dataclasses.replace(local.target, port=1))
+    with pytest.raises(Unreachable):
+        lock.release(gone, "first")
+    assert lock.take(local, "second", "tune") is True
+    with pytest.raises(lock.Busy):
+        lock.take(local, "third", "tune")
+
+
+def test_a_lock_whose_answer_was_lost_is_taken_over_by_the_same_process(
+    local: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(script: str, *, deadline: float) -> NoReturn:
+        type(local).ask(local, script, deadline=deadline)
+        raise Unreachable("the connection was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "ask", ask)
+        with pytest.raises(Unreachable):
+            lock.take(local, "first", "provision")
+    assert (Path(paths.LOCK) / "run").read_text() == "first"
+    assert lock.take(local, "second", "provision") is True
