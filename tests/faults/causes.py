@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tests.faults import causes_host as host
 from tests.faults import causes_links as links
+from tests.faults import causes_weather as weather
 from tests.faults.faults_world import Ran, World
 
 
@@ -41,6 +42,19 @@ FAULTS = {
     "requiretty": Fault(links.requiretty, "requiretty"),
     "slow-sudo": Fault(links.slow_sudo, "", recovers=True),
     "no-sudo": Fault(links.no_sudo, "sudo: (command )?not found"),
+    "lossy-link": Fault(weather.lossy_link, "at work 4", recovers=True),
+    "stalling-link": Fault(weather.stalling_link, "at work 4", recovers=True),
+    "slow-link": Fault(weather.slow_link, "", recovers=True),
+    "reset-in-a-job": Fault(weather.reset_in_a_job, "at work 6", recovers=True),
+    "half-closed-in-a-job": Fault(weather.half_closed_in_a_job, "at work 6", recovers=True),
+    "cut-in-a-request": Fault(weather.cut_in_a_request, "the connection was lost"),
+    "cut-at-every-step": Fault(weather.cut_at_every_step, "the connection was lost"),
+    "silent-sshd": Fault(weather.silent_sshd, "does not greet", within=20),
+    "forced-cat": Fault(weather.forced_cat, "(?s)comes back as it is.*a command that sshd forces on it", within=10),
+    "forced-menu": Fault(weather.forced_menu, "(?s)for backups only.*a command that sshd forces on it", within=10),
+    "forced-wrapper": Fault(weather.forced_wrapper, "", recovers=True),
+    "no-sessions": Fault(weather.no_sessions, "(?s)no channel.*MaxSessions", within=20),
+    "odd-hostname": Fault(weather.odd_hostname, "at work 2", recovers=True),
     "hung-question": Fault(host.hung_question, "did not answer this question in time"),
     "dead-mount": Fault(host.dead_mount, "did not answer this question in time"),
     "disk-full": Fault(host.disk_full, "(?s)No space left on device.*invoke runbook disk-full"),
@@ -80,4 +94,6 @@ SLOW = {
     "out-of-memory", "clock-jumps-ahead", "clock-jumps-back", "job-cancelled", "over-its-limit", "another-run",
     "too-many-logins", "slow-sudo", "one-session-a-connection", "no-login-shell", "sudo-with-password", "requiretty",
     "fought-over", "job-folder-removed", "not-a-debian", "no-room-anywhere", "nothing-executable",
+    "lossy-link", "stalling-link", "slow-link", "reset-in-a-job", "half-closed-in-a-job", "cut-in-a-request",
+    "cut-at-every-step", "silent-sshd", "forced-cat", "forced-wrapper", "no-sessions", "odd-hostname",
 }  # fmt: skip

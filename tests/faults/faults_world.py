@@ -22,6 +22,7 @@ from runbooks.steps.services import Unit, User
 from tests.recorder import Recorder
 
 ROOT = "/etc/faults"
+ALONE = "/run/faults-alone"  # stands while a step is at work that must be alone
 UNIT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
 FILES = {f"{ROOT}/a.conf": "alpha = 1\n", f"{ROOT}/sub/b.conf": "beta = 2\n", f"{ROOT}/large.txt": "x" * 300_000 + "\n"}
 
@@ -44,6 +45,12 @@ def slow(seconds: int, *, name: str = "slow") -> Command:
     """A step at work for a while, which leaves a mark when it came to its end."""
     script = f"for i in $(seq {seconds * 2}); do echo at work $i; sleep 0.5; done; : >{ROOT}/{name}"
     return Command(name=name, script=script, creates=f"{ROOT}/{name}", limit=60)
+
+
+def alone(step: Command) -> Command:
+    """The same, and it leaves a mark if it was ever at work twice at once."""
+    script = f"mkdir {ALONE} || {{ : >{ALONE}-not; exit 1; }}; {step.script}; rmdir {ALONE}"
+    return dataclasses.replace(step, script=script)
 
 
 def make_pat(guest: Guest, *, password: str = "right horse", rule: str = "pat ALL=(ALL) ALL") -> None:
@@ -142,7 +149,7 @@ class World:
     def reset(self) -> None:
         """A guest on which nothing of the play is there."""
         self.sh(
-            f"systemctl disable -q --now faulty.service 2>/dev/null; rm -rf {ROOT} {paths.LOCK} {paths.STATE};"
+            f"systemctl disable -q --now faulty.service 2>/dev/null; rm -rf {ROOT} {paths.LOCK} {paths.STATE} {ALONE}*;"
             "rm -f /etc/systemd/system/faulty.service; systemctl daemon-reload; userdel faulty 2>/dev/null; true"
         )
 

@@ -1,10 +1,13 @@
-"""`python -m tests.faults.runner TARGET.json [--seconds N] [--wait]`: the play in a process that a test can kill."""
+"""`python -m tests.faults.runner TARGET.json [--seconds N] [--wait] [--die N]`: the play in a process to be killed."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from runbooks.engine.facts import Facts
@@ -12,9 +15,24 @@ from runbooks.engine.fleet import Fleet, Interrupt, Rollout
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.run import HostResult, Options, converge
+from runbooks.engine.shell import Answer
 from runbooks.engine.step import Stage
 from runbooks.engine.transport import Connection, Target
-from tests.faults.faults_world import play, slow
+from tests.faults.faults_world import alone, play, slow
+
+DYING = 0.02  # seconds after a question was sent: the host has it, and has not answered yet
+
+
+class Mortal(Connection):
+    """Its process dies in the middle of a question, without a word."""
+
+    die_in = 0
+
+    def ask(self, script: str, *, deadline: float = 30.0, stdin: bytes = b"") -> Answer:
+        if self.exchanges + 1 == self.die_in:
+            self._open_shell()
+            threading.Timer(DYING, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return super().ask(script, deadline=deadline, stdin=stdin)
 
 
 def main() -> int:
@@ -22,17 +40,21 @@ def main() -> int:
     parser.add_argument("target")
     parser.add_argument("--seconds", type=int, default=0, help="of work in the middle, twice")
     parser.add_argument("--wait", action="store_true")
+    parser.add_argument("--die", type=int, default=0, help="in the middle of this question")
     chosen = parser.parse_args()
     raw = json.loads(Path(chosen.target).read_text())
     target = Target(**{**raw, "key": raw["key"] and Path(raw["key"]), "known_hosts": Path(raw["known_hosts"])})
     report, interrupt = Reporter(printer(plain=True, verbose=True)), Interrupt()
 
     def build(_facts: Facts) -> list[Stage]:
-        return play([slow(chosen.seconds), slow(chosen.seconds, name="slow-too")] if chosen.seconds else [])
+        steps = [slow(chosen.seconds), slow(chosen.seconds, name="slow-too")] if chosen.seconds else []
+        return play([alone(step) for step in steps])
 
     def work(_name: str) -> HostResult:
         options = Options(what="faults", wait=chosen.wait, stopping=lambda: interrupt)
-        with Connection(target) as connection:
+        connection = Mortal(target)
+        connection.die_in = chosen.die
+        with connection:
             return converge(connection, build, options=options, report=report)
 
     fleet = Fleet(

@@ -84,6 +84,22 @@ def test_killed_at_a_random_moment(world: World, tmp_path: Path, seed: int) -> N
     _converges(world, tmp_path, "--seconds", "1")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("question", range(1, 19))
+def test_killed_in_the_middle_of_each_question(world: World, tmp_path: Path, question: int) -> None:
+    """On a host whose systemd takes its time to launch: the next run is there before the dead one's job is."""
+    slow_launch = '#!/bin/sh\\nsleep 1.5\\nexec /usr/bin/systemd-run "$@"\\n'
+    world.sh(f"cd /usr/local/bin && printf '{slow_launch}' >systemd-run && chmod 755 systemd-run")
+    world.undo("rm -f /usr/local/bin/systemd-run")
+    controller = Controller(world, tmp_path, "--seconds", "1", "--die", str(question))
+    assert controller.end() in (-signal.SIGKILL, 0)
+    again = Controller(world, tmp_path, "--seconds", "1")
+    assert again.end() == 0, again.text
+    assert "alone" not in world.sh("ls /run"), again.text
+    world.sh(f"rm -f {ROOT}/a.conf")
+    _converges(world, tmp_path, "--seconds", "1")
+
+
 def test_killed_in_a_step_the_rerun_meets_its_job(world: World, tmp_path: Path) -> None:
     """The lock of the dead run is taken over, its job waited for, and nothing runs twice at once."""
     controller = Controller(world, tmp_path, "--seconds", "8")
