@@ -32,6 +32,8 @@ from lab.guest import Guest
 from lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
+# As on any machine where people work, Python keeps what it compiled, of all tools alike.
+COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(peers.CACHE / "compiled")}
 ROUND_TRIP = 0.1  # seconds: long beside what a run varies by, so that the difference counts round trips
 
 Host = Mapping[str, str]
@@ -44,7 +46,12 @@ def timed(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: P
         source = stack.enter_context(stdin.open("rb")) if stdin else subprocess.DEVNULL
         began = time.perf_counter()
         done = subprocess.run(
-            argv, cwd=ROOT, env={**os.environ, **(env or {})}, stdin=source, capture_output=True, check=False
+            argv,
+            cwd=ROOT,
+            env={**os.environ, **COMPILED, **(env or {})},
+            stdin=source,
+            capture_output=True,
+            check=False,
         )
         took = time.perf_counter() - began
     if done.returncode != 0:
