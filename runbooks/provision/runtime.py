@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from runbooks.engine.facts import Facts
-from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote
+from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote, shell
 from runbooks.inventory.runtimes import runtime_path, runtime_paths
 from runbooks.inventory.shape import GitSource, Inventory, PythonIndex, Runtime
 from runbooks.provision.damage import FILES, Damage, read, repair, whole
@@ -23,7 +23,11 @@ def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     """Built once under its hash and never changed: a rollback brings back the software, not only the flags."""
     built, tags = Built(facts=facts, inventory=inventory, runtime=runtime), frozenset({"runtime"})
     deep_gemm = [DeepGemm(built=built)] if any(word.startswith("sgl-deep-gemm") for word in runtime.packages) else []
-    return [Stage("runtime", (built, FlagsAgree(built=built), *deep_gemm), tags)]
+    cuda = CudaOfTorch(folders=built.folders, home=inventory.cuda.home)
+    return [
+        Stage("runtime", (built, FlagsAgree(built=built), *deep_gemm), tags),
+        Stage("toolkit", (cuda,), tags, optional=True),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,3 +274,38 @@ class FlagsAgree:
             return Verdict(ok=True, line=f"{count}, all as in our table of {self.built.runtime.sglang}")
         more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
         return Verdict(ok=True, line=f"{count}; differs from our table: {' '.join(differences[:6])}{more}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaOfTorch:
+    """The toolkit is of the major version of CUDA that torch was built for.
+
+    What is compiled on the host meets torch's libraries; a set whose kernels all come ready-made may go on without.
+    """
+
+    folders: tuple[str, ...]
+    home: str
+    id: str = "CUDA of torch"
+
+    @property
+    def _question(self) -> Question:
+        files = " ".join(f"{quote(folder)}/venv/lib/python3*/site-packages/torch/version.py" for folder in self.folders)
+        return shell(f"""\
+cat -- {files} 2>/dev/null | sed -n "s/^cuda[^=]*= *['\\"]\\([0-9.]*\\).*/torch \\1/p" | head -n 1
+{quote(self.home + "/bin/nvcc")} --version 2>/dev/null | sed -n 's/.*release \\([0-9.]*\\).*/nvcc \\1/p'""")
+
+    def questions(self) -> tuple[Question, ...]:
+        return (self._question,)
+
+    def plan(self, answers: Answers) -> Verdict:
+        rows = (line.split(" ") for line in str(answers[self._question].get("out") or "").splitlines())
+        found = {row[0]: row[1] for row in rows if len(row) == 2}
+        if found.keys() < {"torch", "nvcc"}:
+            return Verdict(ok=True, line="not compared: no torch with CUDA, or no toolkit yet")
+        line = f"torch is built for CUDA {found['torch']}, the toolkit is {found['nvcc']}"
+        if found["torch"].partition(".")[0] == found["nvcc"].partition(".")[0]:
+            return Verdict(ok=True, line=line)
+        return Verdict(
+            ok=False, line=line, next="cuda.package and cuda.home of the inventory: torch's major version",
+            page="flash-attn-build",
+        )  # fmt: skip

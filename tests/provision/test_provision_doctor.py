@@ -105,6 +105,7 @@ EVERY = {  # what a host that was built must be asked, and the check that asks i
     "cuda": ("packages cuda-toolkit-13-0", "CUDA for sm_120"),
     "flash-attn": ("flash-attn 2.8.3.post2 wheel",),
     "runtime": ("runtime sglang 0.5.23", "flag table", "DeepGEMM"),
+    "toolkit": ("CUDA of torch",),
     "model": ("memory of the cards", "download /srv/models/GLM-5-NVFP4", "config.json"),
 }  # fmt: skip
 

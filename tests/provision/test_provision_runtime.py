@@ -19,7 +19,7 @@ from runbooks.inventory.shape import GitSource, PythonArchive, Runtime
 from runbooks.provision import stages
 from runbooks.provision.damage import FILES, read, repair, whole
 from runbooks.provision.interpreter import archived, interpreter
-from runbooks.provision.runtime import _patched
+from runbooks.provision.runtime import CudaOfTorch, _patched
 from tests.provision.test_provision_stages import UBUNTU, every_step
 
 COMMIT = "15a2459" + "0" * 33
@@ -215,6 +215,32 @@ def test_a_python_from_a_mirror(loaded: Loaded, tmp_path: Path) -> None:
     step, found = built(loaded, python_archive=spec)
     assert f"{place}/python/bin/python3 -m venv" in step.plan(answers(step, "", mark=False)).script
     assert "python of the runtime" in found
+
+
+@pytest.mark.parametrize(
+    ("torch", "nvcc", "ok", "line"),
+    [
+        ("cuda: Optional[str] = '13.0'", "13.0", True, "torch is built for CUDA 13.0, the toolkit is 13.0"),
+        ('cuda: _Optional[str] = "13.0"', "12.9", False, "torch is built for CUDA 13.0, the toolkit is 12.9"),
+        ("cuda: Optional[str] = None", "13.0", True, "not compared"),
+        ("cuda = '13.0'", "", True, "not compared"),
+    ],
+)
+def test_the_toolkit_is_of_torchs_cuda(tmp_path: Path, torch: str, nvcc: str, ok: bool, line: str) -> None:
+    """Asked by the real script, of the file as torch's wheels have it."""
+    site = tmp_path / "runtime/venv/lib/python3.12/site-packages/torch"
+    site.mkdir(parents=True)
+    (site / "version.py").write_text(f"__version__ = '2.14.1'\n{torch}\ngit_version = 'x'\n")
+    if nvcc:
+        (tmp_path / "bin").mkdir()
+        said = f"Cuda compilation tools, release {nvcc}, V{nvcc}.88"
+        (tmp_path / "bin/nvcc").write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / "bin/nvcc").chmod(0o755)
+    step = CudaOfTorch(folders=(str(tmp_path / "none"), str(tmp_path / "runtime")), home=str(tmp_path))
+    (question,) = step.questions()
+    done = subprocess.run(["sh", "-c", question.key], capture_output=True, text=True, check=False)
+    verdict = step.plan({question: {"out": done.stdout}})
+    assert (verdict.ok, line in verdict.line) == (ok, True)
 
 
 NO_DEEP_GEMM = "AttributeError: 'ImportError' object has no attribute 'get_num_sms'"

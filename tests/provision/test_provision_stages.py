@@ -47,10 +47,10 @@ def test_stages_in_their_order(loaded: Loaded) -> None:
     found = stages(UBUNTU, loaded, "glm5-a")
     assert [stage.name for stage in found] == [
         "system", "base", "driver sources", "driver packages", "driver loaded", "cuda", "flash-attn", "runtime",
-        "model",
+        "toolkit", "model",
     ]  # fmt: skip
     assert {tag for stage in found for tag in stage.tags} == set(TAGS) - {"node", "vm"}
-    assert [stage.name for stage in found if stage.optional] == ["flash-attn"]
+    assert [stage.name for stage in found if stage.optional] == ["flash-attn", "toolkit"]
     for stage in found:
         assert len({step.id for step in stage.steps}) == len(stage.steps), "an id stands for one step of its stage"
 
