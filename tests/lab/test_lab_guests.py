@@ -200,7 +200,7 @@ def test_a_guest_that_does_not_come_up_shows_its_console(lab: Lab) -> None:
 
 ON_A_SYSTEMD_MACHINE = """
 import subprocess
-from lab import Lab
+from lab.lab import Lab
 
 def told(shell):
     return subprocess.run(shell, shell=True, capture_output=True, text=True).stdout.strip()
