@@ -194,7 +194,10 @@ class Session:
         if self.yes:
             return True
         if not sys.stdin.isatty():
-            raise UsageError(f"{question} There is nobody to ask here", next="the same command with --yes")
+            asked = question.removesuffix(" Go on?")
+            raise UsageError(
+                f"{asked} That needs consent, and there is nobody to ask", next="the same command with --yes"
+            )
         with self._asking:  # hosts ask from threads of their own, and people answer one at a time
             self.report.close()  # the live lines would draw over the question
             print(f"{question} [y/N] ", end="", flush=True)

@@ -23,7 +23,7 @@ from runbooks.deploy.back import answers, running, speaks_sense
 from runbooks.deploy.look import Host, check, look, need_runtime
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica
-from runbooks.deploy.unit import Plan, plan, render
+from runbooks.deploy.unit import Plan, paired, plan, render, stamp
 from runbooks.engine import lock
 from runbooks.engine.errors import CheckFailed, NoAnswer, RunbookError, UsageError
 from runbooks.engine.report import Reporter
@@ -101,7 +101,7 @@ def deploy(
     for node in nodes:
         check(node.found, node.new, node.conn.name)
     if check_only:
-        diff = tuple(line for node in nodes for line in _diff(node))
+        diff = tuple(line for node in nodes for line in _diff(node, key))
         return DeployResult(name, profile, "would-change", None, diff=diff)
     for node in nodes:
         parse(node.conn, node.new)
@@ -249,11 +249,14 @@ def _already(nodes: Sequence[Node], key: Secret | None) -> Release | None:
         ):
             return None
     head = nodes[0]
+    current = head.found.release(head.found.current)
+    if current is not None and key is None:
+        key = releases.key_of(head.conn, current)  # a preview, where this controller has none yet
     answer = gate.ask(
         head.conn, gate.Endpoint(head.new.host, head.new.port, head.new.model.served_name, key), "completion"
     )
     good = answer.get("status") == 200 and "error" not in answer
-    return head.found.release(head.found.current) if good else None
+    return current if good else None
 
 
 def _sane(loaded: Loaded, head: Node, key: Secret | None, report: Reporter) -> bool:
@@ -288,16 +291,30 @@ def agree(found: Sequence[tuple[Connection, Host]], consent: Consent, *, otherwi
             raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
 
 
-def _diff(node: Node) -> tuple[str, ...]:
-    """Line by line what the files of the release would be, against those of the one that serves."""
+def _diff(node: Node, key: Secret | None) -> tuple[str, ...]:
+    """Line by line what the files of the release would be, against those of the one that serves.
+
+    That every release has its number, and stands in its own folder, is no change.
+    """
     number, label = node.release.number, f"{node.conn.name}: " if node.new.launch.hosts else ""
+    current = node.found.release(node.found.current)
     lines: list[str] = []
     for name, text in render(node.new, number).items():
         old = ""
         if node.found.current is not None:
             old = node.conn.ask(f"cat {paths.CURRENT}/{name} 2>/dev/null").out
+        if current is not None:
+            old = old.replace(f"{current.folder}/", f"{node.release.folder}/").replace(
+                current.stamp, stamp(node.new, number)
+            )
+            old = old.replace(f"(release {current.number}, ", f"(release {number}, ")
+        if name == "argv.json":
+            old, text = ("\n".join(paired(json.loads(one or "[]"))) for one in (old, text))
+            name = "command line"
         if name == "launch.py" and not old:
             continue  # the first one: it is ours, the same everywhere, and long
         names = f"{label}current/{name}", f"{label}release {number}/{name}"
         lines += difflib.unified_diff(old.splitlines(), text.splitlines(), *names, lineterm="", n=1)
+    if current is not None and current.has_key and key is not None and not node.found.key_same:
+        lines.append(f"{label}its API key becomes the one that is here")
     return tuple(lines)

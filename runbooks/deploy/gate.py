@@ -121,6 +121,8 @@ def wait(
     host gets COMES_BACK to answer again; that it was rebooted meanwhile is an end of its own.
     """
     start, began, heard, stopping = Start(before), clock(), clock(), 0.0
+    if not before:
+        start.phase = "waiting for systemd"  # nothing of ours has run since the host was booted
     watched = [(conn, start), *((other, Start(was)) for other, was in others)]
     while True:
         try:

@@ -75,7 +75,7 @@ def deploy_hosts(
             observed=dict(result.observed),
         )
     if failed:
-        return 1
+        return failed
     return CHANGES_FOUND if check and any(result.changed for result in results) else 0
 
 
@@ -127,7 +127,7 @@ def rollback_hosts(session: Session, to: int | None) -> int:
                 held.enter_context(out_of_traffic(conns[0], replica, alone=alone))
                 _bring_back(session, placed, found)
 
-    return int(_in_series(session, _servers(session, to), work))
+    return _in_series(session, _servers(session, to), work)
 
 
 def _look_again(session: Session, conns: Sequence[Connection], found: Sequence[Host], *, exact: bool) -> list[Host]:
@@ -216,12 +216,12 @@ def _in_series(
     work: Callable[[Sequence[Connection]], None],
     *,
     look_only: bool = False,
-) -> bool:
-    """Each group of hosts in turn. True when one failed: those after it are not touched then, and named.
+) -> int:
+    """Each group of hosts in turn. The exit code of what failed: those after it are not touched then, and named.
 
     What only looks, looks at all of them.
     """
-    left, failed = list(session.hosts), False
+    left, failed = list(session.hosts), 0
     for group in groups:
         left = [name for name in left if name not in group]
         with ExitStack() as connected:
@@ -235,7 +235,7 @@ def _in_series(
                 session.report.emit("result", str(error), host=group[0], state="failed")
                 if left and not look_only:
                     session.report.note(f"not touched: {', '.join(left)}", level="warning")
-                failed = True
+                failed = max(failed, error.exit_code)
                 if not look_only:
                     break
     return failed

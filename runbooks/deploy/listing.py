@@ -11,6 +11,7 @@ from runbooks.deploy.hosts import glance
 from runbooks.deploy.look import Host
 from runbooks.deploy.releases import Release
 from runbooks.deploy.software import FILE
+from runbooks.deploy.unit import paired
 from runbooks.engine import lock
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Reporter, local_time
@@ -22,16 +23,21 @@ from runbooks.session import Session
 def list_releases(session: Session, *, show: int = 0, remove: bool = False) -> int:
     """Every release on each host, newest first, with the one that serves marked; with `show`, that one in full."""
 
-    def one(conn: Connection) -> None:
+    def one(conn: Connection) -> Host | None:
         host = glance(session, conn)
         if show:
             _show(conn, host, show, session.report)
-            return
-        _list(conn.name, host, session.report)
-        if remove:
+        elif remove:
+            _list(conn.name, host, session.report)
             _remove(session, conn, host)
+        else:
+            return host
+        return None
 
-    outcomes = session.each(one, parallel=not remove)
+    outcomes = session.each(one, parallel=not remove and not show)
+    for outcome in outcomes:
+        if outcome.value is not None:
+            _list(outcome.host, outcome.value, session.report)
     session.tell_errors(outcomes)
     return max((outcome.error.exit_code for outcome in outcomes if outcome.error is not None), default=0)
 
@@ -58,12 +64,13 @@ def _show(conn: Connection, host: Host, number: int, report: Reporter) -> None:
     if release is None:
         kept = ", ".join(str(one.number) for one in host.releases) or "none"
         raise UsageError(f"there is no release {number}; there are: {kept}", host=conn.name)
-    rows = [[key, str(value)] for key, value in json.loads(release.dump()).items() if value is not None]
+    told = json.loads(release.dump()).items()
+    rows = [[key.replace("_", " "), _said(value)] for key, value in told if value is not None and value != []]
     report.table(f"release {number}", ["", ""], rows, host=conn.name)
     for title, name in (("command line", "argv.json"), ("environment", "env")):
         text = conn.ask(f"cat {release.folder}/{name} 2>/dev/null").out
         lines = json.loads(text or "[]") if name.endswith(".json") else text.splitlines()
-        report.table(title, [""], [[masked(line, report)] for line in _paired(lines)], host=conn.name)
+        report.table(title, [""], [[masked(line, report)] for line in paired(lines)], host=conn.name)
     text = conn.ask(f"cat {release.folder}/{FILE} 2>/dev/null").out
     if text:
         packages = json.loads(text)["packages"].items()
@@ -72,15 +79,10 @@ def _show(conn: Connection, host: Host, number: int, report: Reporter) -> None:
         )
 
 
-def _paired(words: list[str]) -> list[str]:
-    """An option and its value on one line."""
-    lines: list[str] = []
-    for word in words:
-        if lines and not word.startswith("--") and lines[-1].startswith("--") and " " not in lines[-1]:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _remove(session: Session, conn: Connection, host: Host) -> None:

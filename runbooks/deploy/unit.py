@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,3 +107,14 @@ def _template(name: str, names: Mapping[str, Any]) -> str:
 def _in_a_home(plan: Plan) -> bool:
     """Weights or a runtime in somebody's home: hiding homes would hide them."""
     return any(path.startswith(HIDDEN_BY_PROTECT_HOME) for path in (plan.model.path, plan.runtime))
+
+
+def paired(words: Sequence[str]) -> list[str]:
+    """An option and its value on one line."""
+    lines: list[str] = []
+    for word in words:
+        if lines and not word.startswith("--") and lines[-1].startswith("--") and " " not in lines[-1]:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 MARKS = {
     "ok": "✓",
     "good": "✓",
+    "promoted": "✓",
+    "unchanged": "✓",
     "changed": "+",
     "would-change": "~",
     "failed": "✗",
@@ -25,6 +28,8 @@ MARKS = {
 STYLES = {
     "ok": "green",
     "good": "green",
+    "promoted": "green",
+    "unchanged": "green",
     "changed": "yellow",
     "would-change": "yellow",
     "failed": "bold red",
@@ -191,6 +196,7 @@ def event_lines(event: Event) -> list[str]:
     indent = "    " if event.kind in ("step", "output") else ""
     mark = "" if event.kind == "output" else f"{MARKS.get(state, '·')} "
     first, *more = event.text.split("\n")
+    first = first.removesuffix(f"   ({event.host})")  # of an error: the line begins with it
     below = [*more, *event.data.get("diff", ()), *str(event.data.get("unified", "")).splitlines()]
     return [f"{_prefix(event)}{indent}{mark}{first}", *(f"{_prefix(event)}{indent}    {line}" for line in below)]
 
@@ -226,9 +232,10 @@ def _diff_style(line: str) -> str:
     return {"+": "green", "-": "red", "@": "cyan"}.get(line.strip()[:1], "dim")
 
 
+_NUMBER = re.compile(r"$|[-–]$|[-+<>±–]? ?\d")
+"""A cell of a column of numbers: empty, a dash for none, or what begins with a number."""
+
+
 def _numeric_columns(event: Event) -> list[bool]:
     rows: list[list[Any]] = event.data["rows"]
-    return [
-        bool(rows) and all(not row[i] or str(row[i])[:1] in "0123456789-+<>±–" for row in rows)
-        for i in range(len(event.data["columns"]))
-    ]
+    return [bool(rows) and all(_NUMBER.match(str(row[i])) for row in rows) for i in range(len(event.data["columns"]))]
