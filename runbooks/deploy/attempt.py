@@ -226,7 +226,9 @@ class Attempt:
         What a full disk keeps from being written must not keep the release before from coming back.
         """
         name, release = self.head.conn.name, self.head.release
-        self.report.note(f"release {release.number} failed: {error.message}", host=name, level="error")
+        told = error.message.startswith(f"release {release.number} ")
+        text = error.message if told else f"release {release.number} failed: {error.message}"
+        self.report.note(text, host=name, level="error")
         saved = None
         try:
             if isinstance(error, Unreachable):

@@ -12,6 +12,7 @@ import io
 import re
 import secrets
 import tarfile
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -95,6 +96,6 @@ def _tar(files: Mapping[str, str]) -> bytes:
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for name, text in files.items():
             entry = tarfile.TarInfo(name)
-            entry.mode, entry.size = 0o600, len(data := text.encode())
+            entry.mode, entry.mtime, entry.size = 0o600, int(time.time()), len(data := text.encode())
             archive.addfile(entry, io.BytesIO(data))
     return whole.getvalue()

@@ -309,7 +309,8 @@ def _diff(node: Node, key: Secret | None) -> tuple[str, ...]:
             )
             old = old.replace(f"(release {current.number}, ", f"(release {number}, ")
         if name == "argv.json":
-            old, text = ("\n".join(paired(json.loads(one or "[]"))) for one in (old, text))
+            # Indented: three dashes in a row begin a file in a diff.
+            old, text = ("\n".join(f" {line}" for line in paired(json.loads(one or "[]"))) for one in (old, text))
             name = "command line"
         if name == "launch.py" and not old:
             continue  # the first one: it is ours, the same everywhere, and long

@@ -75,6 +75,10 @@ def deploy_hosts(
             observed=dict(result.observed),
         )
     if failed:
+        if went := [result.host for result in results if result.verdict == "promoted"]:
+            back = " ".join(f"--hosts {name}" for name in went)
+            text = f"{', '.join(went)} went on before that, and serves the new one; back: invoke rollback {back}"
+            session.report.note(text, level="warning")
         return failed
     return CHANGES_FOUND if check and any(result.changed for result in results) else 0
 

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from runbooks.deploy import deploy_hosts
+from runbooks.deploy.unit import render
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Event, Reporter
 from runbooks.session import Session
 from tests.deploy.deploy_fake import FakeHost, Silent
-from tests.deploy.test_deploy_flow import HOST, LOADED, OLD, fake, looks
+from tests.deploy.test_deploy_flow import HOST, LOADED, NEW, OLD, SAME, fake, looks
 
 NAMES = ("a", "b", "c")
 
@@ -59,3 +60,27 @@ def test_no_profile_is_asked_for_before_any_host(monkeypatch: pytest.MonkeyPatch
         deploy_hosts(session, "")
     assert "next: invoke deploy --profile final --check --diff" in str(failed.value)
     assert not any(host.asked for host in hosts.values())
+
+
+def test_a_preview_shows_what_changes_and_not_what_every_release_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Number, folder and stamp of a release; and an option stands with its value on one line."""
+    session, events, hosts = _series(monkeypatch, broken="")
+    session.hosts = ["a"]
+    served = replace(SAME, number=1)
+    files = render(NEW, 1)
+    files["argv.json"] = files["argv.json"].replace('"0.9"', '"0.8"')
+    files["sglang.service"] = files["sglang.service"].replace("profile final", "profile lower")
+    hosts["a"].replies[:0] = [
+        ("echo '-- rb: current'", looks(replace(served, content="0" * 12))),
+        *((f"cat /opt/runbooks/current/{name}", text.replace(NEW.content, "0" * 12)) for name, text in files.items()),
+    ]
+    assert deploy_hosts(session, "final", check=True, diff=True) == 3
+    lines = [event.text for event in events if event.kind == "output"]
+    changed = [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == [
+        "-Description=SGLang 0.5.23 serving glm-5 (release 2, profile lower)",
+        "+Description=SGLang 0.5.23 serving glm-5 (release 2, profile final)",
+        "- --mem-fraction-static 0.8",
+        "+ --mem-fraction-static 0.9",
+    ]
+    assert "+++ release 2/command line" in lines
