@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runbooks.engine import lock
-from runbooks.engine.errors import HostKeyChanged
+from runbooks.engine.errors import HostKeyChanged, RunbookError
 from runbooks.engine.follow import MARK, _Follower
 from runbooks.engine.printers import JsonPrinter, PlainPrinter
 from runbooks.engine.reboot import reboot
@@ -50,6 +50,29 @@ def test_a_pipe_gets_no_chatter_unless_it_asks(make: Callable[[io.StringIO], Pri
     report.output("Get:1 tree", host="h", chatter=True)
     report.output("a line of a followed log", host="h")
     assert out.getvalue().splitlines() == shown
+
+
+def test_numbers_stand_to_the_right_and_options_do_not() -> None:
+    out = io.StringIO()
+    rows = [["--tp-size 8", "-", "8"], ["--page-size 64", "< 0.5", "64"], ["--x", "", "-1"]]
+    Reporter(PlainPrinter(out)).table("t", ["option", "took", "n"], rows)
+    assert out.getvalue().splitlines()[1:] == [
+        "  option           took   n",
+        "  --tp-size 8         -   8",
+        "  --page-size 64  < 0.5  64",
+        "  --x                    -1",
+    ]
+
+
+def test_a_line_says_its_host_once() -> None:
+    out = io.StringIO()
+    error = RunbookError("release 2 died", host="glm5-a", details=["killed (glm5-a)"], next="look")
+    Reporter(PlainPrinter(out)).emit("result", str(error), host="glm5-a", state="failed")
+    assert out.getvalue().splitlines() == [
+        "glm5-a  ✗ release 2 died",
+        "glm5-a        killed (glm5-a)",
+        "glm5-a        next: look",
+    ]
 
 
 def test_json_has_every_line() -> None:
