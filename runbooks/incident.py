@@ -41,7 +41,7 @@ class Incident:
     def walk(self) -> int:
         """Exit code 0 when what the page calls proof of a cure has succeeded, or when nothing was wrong."""
         found = blocks(oncall.load(self.page).text)
-        proof = [block for block in found if block.section == LAST]
+        proof = [block for block in found if block.section == LAST and not block.changes]
         looks = [self._run(block) for block in found if not block.changes and block.section == FIRST]
         if looks and not any(looks):
             self._say("the first look finds nothing wrong", level="warning")

@@ -20,19 +20,29 @@ STREAMS = (
     "for _ in range(80): threading.Thread(target=one, daemon=True).start()\n"
     "time.sleep(20)\n"
 )
+ASK = (
+    "curl -s -m 5 -o /dev/null http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json'"
+    """ -d '{"model": "glm-5", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}'"""
+)
+FORGOTTEN = (  # a boot without them, as far as a node that is a guest can show one
+    "sed -i 's/ *iommu=pt//' /etc/default/grub; cd /var/lib/dressed\n"
+    """for f in next cmdline; do words=$(sed 's/ *iommu=pt//' $f); echo "$words" >$f; done\n"""
+    "echo '[    1.0] iommu: Default domain type: Translated' >dmesg"
+)
 
 
 @dataclass(frozen=True)
 class Fault:
     """`cured`: the page itself leads to a healthy end in the lab; False where its cure is beyond what a lab can show
     (a driver's repair), or where the page says to wait. `by_hand`: what the page has people do at a console or a power
-    switch before the block of that name, where no command can."""
+    switch before the block of that name, where no command can. `quiet`: the page is read when all is well again."""
 
     what: str
     make: Act
     cured: bool = True
     mend: Act = lambda world: None
     by_hand: Mapping[str, Act] = field(default_factory=dict)
+    quiet: bool = False
 
 
 def _knobs(**knobs: object) -> Act:
@@ -80,8 +90,16 @@ _SHM = "mount -o remount,size={} /dev/shm"
 FAULTS: dict[str, Fault] = {
     "canary-degraded": Fault("every answer is one token long", _sick(fail="one_token"), mend=_SERVED),
     "nan-output": Fault("NaN logits", _sick(fail="nan"), mend=_SERVED),
-    "server-down": Fault("the scheduler dies after a request", _sick(fail="crash_after", detail=1), mend=_SERVED),
-    "start-slow": Fault("never ready: 503 for ever", _sick(fail="never_ready"), mend=_SERVED),
+    "server-down": Fault(
+        "the scheduler dies after a request",
+        _both(_sick(fail="crash_after", detail=1), _run(f"{ASK}; sleep 1")),
+        mend=_SERVED,
+    ),
+    "start-slow": Fault(
+        "hangs in the capture of CUDA graphs",
+        _both(_knobs(fail="hang_at_start"), _run("systemctl restart --no-block sglang; sleep 6")),
+        mend=_SERVED,
+    ),
     "deploy-failed": Fault(
         "the release dies at its start",
         _both(  # baseline serves, and final is what fails
@@ -89,6 +107,7 @@ FAULTS: dict[str, Fault] = {
             _knobs(fail="die_at_start", detail="memory"),
         ),
         mend=_SERVED,
+        quiet=True,
     ),
     "slow-throughput": Fault(
         "eighty streams at once", lambda world: (world.host.run(f'(python3 -c "{STREAMS}" >/dev/null 2>&1 &)'), None)[1]
@@ -146,11 +165,16 @@ FAULTS: dict[str, Fault] = {
         mend=_edit("\n      phys_bits: 40", ""),
     ),
     "node-prepare": Fault(
-        "the node forgot its options", _on_node("sed -i 's/iommu=pt//' /etc/default/grub"), mend=_SERVED
+        "the node came up without its options",
+        _both(_invoke("vm.shutdown", "--yes"), _on_node(FORGOTTEN)),
+        mend=_both(_VM, _SERVED),
     ),
     "peer-to-peer": Fault(
-        "granted, tried, and not proven",
-        _both(_run("mkdir -p /var/lib/runbooks; echo 'wrong data' >/var/lib/runbooks/p2p-verdict")),
+        "granted, not proven, and sums come out wrong",
+        _both(
+            _run("mkdir -p /var/lib/runbooks; echo 'wrong data' >/var/lib/runbooks/p2p-verdict"), _sick(fail="garbage")
+        ),
         mend=_both(_run("rm -f /var/lib/runbooks/p2p-verdict"), _SERVED),
+        by_hand={"deploy": _knobs()},  # without the grant the sums are right
     ),
 }

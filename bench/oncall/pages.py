@@ -14,7 +14,7 @@ from bench.oncall.world import HOST, World
 from runbooks import oncall
 from runbooks.engine.errors import RunbookError
 from runbooks.incident import command
-from runbooks.oncall.blocks import LAST, Block, blocks
+from runbooks.oncall.blocks import FIRST, LAST, Block, blocks
 
 GRACEFUL = (0, 1, 3)  # done, something is wrong (and said so), something would change
 _BROKEN = re.compile(
@@ -42,6 +42,7 @@ def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
         fault = FAULTS[page]
         try:
             fault.make(world)
+            looked = []
             for block in blocks(oncall.load(page).text):
                 if act := fault.by_hand.get(block.name):
                     act(world)
@@ -50,7 +51,10 @@ def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
                 ran = code in GRACEFUL and not _BROKEN.search(said)
                 if block.section == LAST and fault.cured:
                     ran = ran and code in (0, 3)
+                looked += [code] if block.section == FIRST and not block.changes else []
                 yield Ran(page, block.name, fault.what, code, ran, time.monotonic() - begun, said)
+            if looked and not any(looked) and not fault.quiet:
+                yield Ran(page, "(first look)", fault.what, 0, False, 0.0, "it sees nothing of the fault")
         except (RunbookError, AssertionError) as error:
             yield Ran(page, "(the fault)", fault.what, 255, False, 0.0, str(error))
         finally:

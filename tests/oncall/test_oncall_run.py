@@ -33,12 +33,17 @@ class FakeSession:
 
 
 def walk(
-    monkeypatch: pytest.MonkeyPatch, codes: dict[str, list[int]], answers: list[bool] | None, *, yes: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    codes: dict[str, list[int]],
+    answers: list[bool] | None,
+    *,
+    yes: bool = False,
+    page: str = "nan-output",
 ) -> tuple[int, list[str], str]:
-    """Walk nan-output with these exit codes of its blocks (default 1: it fails)."""
+    """Walk a page with these exit codes of its blocks (default 1: it fails)."""
     log = io.StringIO()
     session: Any = FakeSession(answers, yes)
-    run = incident.Incident(session, "nan-output", [], log)
+    run = incident.Incident(session, page, [], log)
     monkeypatch.setattr(run, "_here", lambda block: codes[block.name].pop(0) if codes.get(block.name) else 1)
     return run.walk(), run.ran, log.getvalue()
 
@@ -66,6 +71,12 @@ def test_what_is_not_agreed_to_is_not_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_goes_on_to_the_next_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     code, ran, _ = walk(monkeypatch, {"check": [1, 0], "careful": [0]}, [True, True])
     assert (code, ran) == (0, ["look", "releases", "back", "check", "careful", "check"])
+
+
+def test_a_proof_that_changes_something_is_asked_for_like_all_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, ran, log = walk(monkeypatch, {}, [False] * 9, page="peer-to-peer")
+    assert (code, ran) == (1, ["look", "check"])
+    assert "bench.collectives" in log
 
 
 def test_with_nobody_to_ask_only_looks_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
