@@ -31,6 +31,8 @@ _FAILURE = re.compile(
 LONGEST = 240  # characters of a line that are looked at for display
 LAYERS = 4
 MOST = 5  # causes that are told
+OFTEN = 200  # so many lines that differ in their numbers alone and say nothing, and the next ones are not asked
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,11 @@ def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
     found: dict[str, _Hit] = {}
     for where, text in (("kernel", kernel), ("journal", journal)):
         lines = list(_lines(text))
+        told: dict[str, int] = {}  # by its shape, how often a line said nothing
         for number, line in enumerate(lines, 1):
+            shape = _NUMBERS.sub("0", line)
+            if told.get(shape, 0) >= OFTEN and number < len(lines):
+                continue
             matches = [
                 (signature, match)
                 for signature in SIGNATURES
@@ -105,7 +111,9 @@ def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
                 and (match := signature.search(line))
                 and able(signature)
             ]
-            if matches:
+            if not matches:
+                told[shape] = told.get(shape, 0) + 1
+            else:
                 signature, match = min(matches, key=lambda entry: entry[0].rank)
                 found.setdefault(signature.name, _Hit(signature, line, match))
     return sorted(found.values(), key=lambda hit: hit.signature.rank)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import re
 import secrets
+import stat
 import sys
 import tarfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from runbooks import paths
 from runbooks.diagnose.since import seconds
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     from runbooks.engine.transport import Connection
 
 LARGEST = 50_000_000  # bytes of a file that are read; of a longer one the end
+_PACKED: Mapping[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_PIPED = "invoke diagnose -"
 _KERNEL = re.compile(r"^(?:\[\s*\d+\.\d+\]|<\d>|\S+ +\d+ [\d:.]+ \S+ kernel: |\S+T[\d:.+-]+ \S+ kernel: )|NVRM:")
 
 # nvidia-smi that waits in the kernel cannot be killed: it is left in the background, and its silence is an answer.
@@ -80,20 +87,27 @@ def from_host(conn: Connection, since: str) -> Texts:
 
 
 def from_file(name: str, *, bundle: bool = False) -> Texts:
-    """A log, `-` for what is piped in, a folder of logs, or a tar archive of them; also what a failed deploy saved."""
-    if name == "-":
-        return from_text(sys.stdin.buffer.read(LARGEST).decode(errors="replace"))
-    path = expand(name)
+    """A log, packed or not, `-` for what is piped in, a folder of logs, or a tar archive of them; also what a failed
+    deploy saved."""
+    path, files = expand(name), dict[str, str]()
     try:
-        if path.is_dir():
-            files = {str(one): one.read_bytes()[-LARGEST:] for one in sorted(path.rglob("*")) if one.is_file()}
-        elif tarfile.is_tarfile(path):
-            files = _members(path)
+        if name != "-" and path.is_dir():
+            for one in sorted(path.rglob("*")):
+                if one.is_file() and sum(map(len, files.values())) < LARGEST:
+                    files |= _logs(str(one), one)
         else:
-            files = {name: path.read_bytes()[-LARGEST:]}
+            files = _logs(name, None if name == "-" else path)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from None
-    texts = {Path(one).name: data.decode(errors="replace") for one, data in files.items()}
+    except (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
+        raise UsageError(
+            f"cannot read {name}: the archive is damaged ({error})", next=f"zcat {name} | {_PIPED}"
+        ) from None
+    if not files:
+        raise UsageError(f"{name} holds no text", details=["a journal's own file: journalctl --file FILE | " + _PIPED])
+    texts = {Path(one).name: text for one, text in files.items()}
+    if not any(text.strip() for text in texts.values()):
+        raise UsageError(f"{'what was piped in' if name == '-' else name} is empty: nothing can be found in it")
     if texts.keys() >= BUNDLE:
         return from_bundle(texts)
     if bundle:
@@ -128,9 +142,53 @@ def _fields(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))
 
 
-def _members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as archive:
-        return _read(archive)
+def _logs(name: str, path: Path | None) -> dict[str, str]:
+    """The texts of a file, by name: of an archive its members, unpacked where it is packed. None: what is piped in."""
+    with _opened(path) as file:
+        found = dict[str, bytes]()
+        if tarfile.is_tarfile(file):  # and so are zero bytes, an archive of nothing
+            file.seek(0)
+            with tarfile.open(fileobj=file) as archive:
+                found = _read(archive)
+        if not found:
+            file.seek(0)
+            begin = file.read(6)
+            file.seek(0)
+            unpack = next((opened for sign, opened in _PACKED.items() if begin.startswith(sign)), None)
+            found = {name: _end(unpack(file) if unpack else file)}
+    texts = {one: _text(data) for one, data in found.items()}
+    return {one: text for one, text in texts.items() if text is not None}
+
+
+def _opened(path: Path | None) -> BinaryIO:
+    """Something to seek in; a pipe is read to its end, or up to what is looked at."""
+    if path is None:
+        return io.BytesIO(sys.stdin.buffer.read(LARGEST) if sys.stdin else b"")
+    if stat.S_ISREG(path.stat().st_mode):
+        return path.open("rb")
+    with path.open("rb") as pipe:
+        return io.BytesIO(pipe.read(LARGEST))
+
+
+def _end(file: IO[bytes]) -> bytes:
+    """The last LARGEST bytes, without holding more than twice as many."""
+    if file.seekable() and isinstance(file, io.BufferedReader | io.BytesIO):
+        file.seek(max(0, file.seek(0, io.SEEK_END) - LARGEST))
+        return file.read(LARGEST)
+    data = b""
+    while more := file.read(LARGEST):
+        data = (data + more)[-LARGEST:]
+    return data
+
+
+def _text(data: bytes) -> str | None:
+    """None for what is none. Blocks of zero bytes are what a crash leaves in a log; PowerShell writes UTF-16."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", errors="replace")
+    text = data.replace(b"\0", b"").decode(errors="replace")
+    sample = text[:100_000]
+    strange = sum(letter == "\ufffd" or (letter < " " and letter not in "\t\n\r\f\b\x1b") for letter in sample)
+    return None if strange * 20 > len(sample) else text
 
 
 def _read(archive: tarfile.TarFile) -> dict[str, bytes]:
