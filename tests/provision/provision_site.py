@@ -21,12 +21,13 @@ apt-get -q update
 
 @dataclass(frozen=True)
 class Deb:
-    """`fields`: more lines of its control file; `files`: path on the host -> content."""
+    """`fields`: more lines of control; `files`: path on the host -> content; `copies`: path -> a file of the host."""
 
     name: str
     version: str
     fields: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
     postinst: str = ""
 
 
@@ -39,6 +40,8 @@ def publish(guest: Guest, *debs: Deb) -> None:
             files["DEBIAN/postinst"] = f"#!/bin/sh\nset -e\n{deb.postinst}\n"
         for path, content in files.items():
             guest.run(f"install -D -m 755 /dev/stdin {tree}/{path}", stdin=content)
+        for path, source in deb.copies.items():
+            guest.run(f"install -D -m 644 {source} {tree}/{path}")
         guest.run(f"mkdir -p {FOLDER} && dpkg-deb --root-owner-group --build {tree} {FOLDER} && rm -r {tree}")
     guest.run(_INDEX, timeout=120)
 

@@ -16,6 +16,7 @@ from lab.guest import Guest
 from lab.lab import Lab
 from runbooks.engine.errors import RunbookError
 from runbooks.steps.nvidia import DriverLoaded, ModulesBuilt, SecureBoot
+from runbooks.steps.packages import Packages
 from tests.provision.provision_runs import Provision, Run
 from tests.provision.provision_site import Deb, headers, publish, withdraw
 
@@ -165,6 +166,31 @@ def test_no_room_for_packages(provision: Provision, host: Guest) -> None:
     assert provision(tags=BASE).errors == []
 
 
+ASKS = Deb(
+    "asks",
+    "1",
+    fields="Depends: debconf\n",
+    files={
+        "DEBIAN/templates": "Template: asks/why\nType: string\nDefault: because\nDescription: Why?\n Say why.\n",
+        "DEBIAN/config": "#!/bin/sh\n. /usr/share/debconf/confmodule\ndb_input critical asks/why || :\ndb_go || :\n",
+    },
+    postinst='. /usr/share/debconf/confmodule\ndb_get asks/why\necho "$RET" >/run/asked',
+)
+
+
+def test_nobody_is_asked_and_no_service_is_restarted(provision: Provision, host: Guest) -> None:
+    """A question of the highest priority, and Debian's own needrestart, which works for everybody else."""
+    host.run(f"{APT} install needrestart", timeout=300)
+    host.run("dpkg-divert --local --rename --add /usr/sbin/needrestart")
+    host.run("printf '#!/bin/sh\\necho ran >>/run/ran\\n' >/usr/sbin/needrestart; chmod 755 /usr/sbin/needrestart")
+    publish(host, ASKS)
+    run = provision.steps(Packages(names=("asks",)))
+    assert (run.errors, run.result.changed) == ([], 1)
+    assert host.run("cat /run/asked; cat /run/ran 2>/dev/null", check=False).stdout == "because\n"
+    host.run(f"{APT} install --reinstall asks")
+    assert host.run("cat /run/ran").stdout.startswith("ran")
+
+
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +216,24 @@ def test_a_second_kernel_gets_its_headers_and_its_module(provision: Provision, h
     assert of_kernel(host, next_kernel) == VERSION
     assert host.run(module).stdout == before
     assert provision.steps(MODULES).result.changed == 0
+
+
+def test_signed_modules_of_a_kernel_come_again_as_their_package(
+    provision: Provision, host: Guest, next_kernel: str
+) -> None:
+    """As Ubuntu's linux-modules-nvidia-…, which is what Secure Boot takes: nothing is compiled for that kernel."""
+    place = f"lib/modules/{next_kernel}/kernel/nvidia-580/nvidia.ko"
+    signed = Deb(f"linux-modules-nvidia-580-server-open-{next_kernel}", "6.99.0-1.1", postinst=f"depmod {next_kernel}",
+                 copies={place: "/var/lib/dkms/nvidia/*/*/x86_64/module/nvidia.ko"})  # fmt: skip
+    publish(host, signed)
+    host.run(f"{APT} install {signed.name}", timeout=120)
+    assert provision.steps(MODULES).result.changed == 0
+    host.run(f"rm /{place}")
+    run = provision.steps(MODULES)
+    assert (run.errors, run.said.steps("changed")) == ([], [MODULES.id])
+    assert of_kernel(host, next_kernel) == VERSION
+    assert next_kernel not in host.run("dkms status").stdout
+    host.run(f"dpkg -P {signed.name}")
 
 
 def test_a_kernel_whose_headers_nobody_has(provision: Provision, host: Guest, next_kernel: str) -> None:
