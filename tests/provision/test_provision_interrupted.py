@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import shutil
 import threading
 import time
@@ -11,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.depot.serve import server
 from lab.guest import Guest
 from lab.lab import Lab
+from lab.standins import models
 from tests.provision.provision_runs import Provision, Run
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -97,4 +102,55 @@ def test_a_download_goes_on_where_it_was(from_another_host: Provision) -> None:
     assert (run.errors, run.said.steps("changed")) == ([], ["download /srv/models/GLM-5-NVFP4"])
     assert any("are there; what is missing comes" in str(event.data.get("diff")) for event in run.said.events)
     guest.run(f"cmp {OTHER}/big.bin {HERE}/big.bin && cmp {OTHER}/config.json {HERE}/config.json", timeout=120)
+    assert provision(tags=MODEL).result.changed == 0
+
+
+SHARDS = [f"{HERE}/model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+HUB_PORT, RATE = 8091, 1_500_000  # bytes a second of each file that comes
+
+
+@pytest.fixture
+def far_hub(lab: Lab, guest: Guest, tmp_path: Path) -> Iterator[Provision]:
+    """The lab's hub far away, over a model of 44 MB, of which nothing is here yet."""
+    assert Provision(lab, guest)(tags=BUILD | {"runtime"}).errors == []  # the runtime brings `hf`
+    guest.run(f"rm -rf {HERE}")
+    folder = models.write(tmp_path / "models")
+    for shard, megabytes in zip(SHARDS, (2, 8, 16, 16), strict=True):
+        tensor = {"model.layers.3.x": ("U8", [1 << 20, megabytes])}
+        (folder / Path(shard).name).write_bytes(models.safetensors(tensor))
+    listed = json.loads((folder / "manifest.json").read_text())
+    for entry in listed["files"]:
+        data = (folder / entry["path"]).read_bytes()
+        entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (folder / "manifest.json").write_text(json.dumps(listed))
+    inventory = tmp_path / "inventory.yaml"
+    text = lab.inventory.read_text()
+    inventory.write_text(re.sub(r"(?m)^( +endpoint: http://[\d.]+):\d+", rf"\1:{HUB_PORT}", text))
+    with server(lab.network.gateway, HUB_PORT, tmp_path, rate=RATE) as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.1,), daemon=True).start()
+        yield Provision(lab, guest, inventory)
+        hub.shutdown()
+
+
+def test_a_download_from_the_hub_keeps_every_file_that_is_whole(far_hub: Provision) -> None:
+    """`hf` takes no partial file up again: what was cut off in a file comes anew, what is whole stays as it lies."""
+    provision, guest = far_hub, far_hub.guest
+    parts = f"find {HERE}/.cache -name '*.incomplete' -size +1M | grep -q ."
+
+    def lies(shard: str) -> str:
+        return guest.run(f"stat -c '%i %y' {shard}").stdout
+
+    with at_work(provision, MODEL, f"[ -e {SHARDS[0]} ] && {parts}") as ended:
+        kill(guest, "model")
+    assert ended[0].errors
+    assert any(re.search(r"^fetch [\d.]+/44\.\d MB \d+ MB/s", event.text) for event in ended[0].said.events)
+    first = lies(SHARDS[0])
+    assert guest.run(f"ls {SHARDS[3]}", check=False).returncode != 0
+    with at_work(provision, MODEL, f"[ -e {SHARDS[1]} ] && {parts}") as ended:
+        guest.reboot()
+    second = lies(SHARDS[1])
+    run = provision(tags=MODEL)
+    assert (run.errors, run.said.steps("changed")) == ([], [f"download {HERE}"])
+    assert (lies(SHARDS[0]), lies(SHARDS[1])) == (first, second)
+    assert guest.run(f"find {HERE} -name '*.incomplete'").stdout == ""
     assert provision(tags=MODEL).result.changed == 0
