@@ -27,7 +27,7 @@ UNIT = "/etc/systemd/system/sglang.service"
 UNIT_NAME = "sglang.service"
 
 
-def expand(name: str) -> Path:
+def expand(name: str | Path) -> Path:
     """A path of this machine with `~` put in full; that of an unknown user stays as it is, and is not found later."""
     try:
         return Path(name).expanduser()

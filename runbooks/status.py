@@ -71,7 +71,7 @@ def last_bench(host: str, folder: Path = RESULTS) -> str:
             points = json.loads((run / "points.json").read_text())["points"]
             reference = json.loads((run / "run.json").read_text()).get("reference", {})
             best = max((point for point in points if point["valid"]), key=lambda point: point["tok_s"], default=None)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
         if best is None:
             return f"INVALID ({run.name[:10]})"

@@ -33,6 +33,12 @@ from invoke.tasks import Task, task
 
 from runbooks.engine.errors import RunbookError, UsageError
 
+LONGEST = 500  # characters of what Invoke says of a mistake, which it repeats whole
+PLACES = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ELOOP, errno.EDQUOT, errno.EINVAL),
+}
+"""What a system says of a path that cannot be used: no bug."""
 CHANGES_FOUND = 3
 INTERRUPTED = 130
 
@@ -65,14 +71,33 @@ def command(*, word: str = "", looks: bool = False, **options: Any) -> Callable[
     return decorate
 
 
+MOST = 1e9  # of any number that is typed: seconds, streams, lines, releases
+
+
 class _Number(Argument):
-    """A number that is none is a parse error; Invoke itself lets int()'s traceback out."""
+    """A number that is none is a parse error; Invoke itself lets int()'s traceback out. None of ours is below zero."""
 
     def set_value(self, value: Any, cast: bool = True) -> None:
+        option = f"{_option(self)} {str(value)[:40]}"
         try:
             super().set_value(value, cast)
         except ValueError:
-            raise ParseError(f"--{str(self.name).replace('_', '-')} {value}: that is no number") from None
+            raise ParseError(f"{option}: that is no number") from None
+        if not 0 <= self.value <= MOST:
+            raise ParseError(f"{option}: should be between 0 and {MOST:,.0f}")
+
+
+class _Word(Argument):
+    """An option with nothing after it is an empty variable of a script, which must not mean the default."""
+
+    def set_value(self, value: Any, cast: bool = True) -> None:
+        if value == "":
+            raise ParseError(f"{_option(self)}: nothing was named")
+        super().set_value(value, cast)
+
+
+def _option(argument: Argument) -> str:
+    return f"--{str(argument.name).replace('_', '-')}"
 
 
 class _MendedTask(Task[Any]):
@@ -81,6 +106,8 @@ class _MendedTask(Task[Any]):
         for argument in arguments:
             if argument.kind in (int, float):
                 argument.__class__ = _Number
+            elif argument.kind is str:
+                argument.__class__ = _Word
         return arguments
 
 
@@ -101,6 +128,7 @@ def accept_words(namespace: Collection) -> None:
     Invoke knows required positional arguments only: for an optional one it says "No idea what 'nan-output' is!". At
     this point it has read its own flags and keeps the rest, where the word gets its option's name put before it.
     """
+    _say_mistakes()
     tokens: list[str] = getattr(getattr(program, "core", None), "unparsed", [])
     words = {
         name: getattr(namespace[main], "word", "")
@@ -111,6 +139,20 @@ def accept_words(namespace: Collection) -> None:
         option, value = words.get(tokens[at - 1]), tokens[at]
         if option and value not in words and (value == "-" or not value.startswith("-")):
             tokens.insert(at, f"--{option}")
+
+
+def _say_mistakes() -> None:
+    """A mistake in a task's options ends with 2, as those that we find; Invoke itself ends with 1."""
+    parse = program.parse_tasks
+
+    def parse_tasks() -> None:
+        try:
+            parse()
+        except ParseError as error:
+            text = str(error)
+            raise Exit(text if len(text) < LONGEST else f"{text[:LONGEST]}...", code=UsageError.exit_code) from None
+
+    program.parse_tasks = parse_tasks  # type: ignore[method-assign]
 
 
 def complete_values() -> None:
@@ -150,6 +192,10 @@ def _guarded(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno in PLACES and error.filename is not None:
+            name = str(error.filename)
+            _complain(f"{name if len(name) < LONGEST else name[:40] + '...'}: {error.strerror}")
+            return UsageError.exit_code
         if error.errno != errno.ENOSPC:
             _complain(_report_bug(error))
         else:
@@ -184,7 +230,11 @@ def _complain(text: str) -> None:
 
 def _report_bug(error: Exception) -> str:
     """Write the traceback to a private file, for a bug report, and say in two lines where it is."""
-    handle, name = tempfile.mkstemp(prefix=f"runbooks-bug-{int(time.time())}-", suffix=".txt")
-    with os.fdopen(handle, "w") as out:
-        traceback.print_exception(error, file=out)
-    return f"a bug in runbooks: {type(error).__name__}\n  the details, for a report: {Path(name)}"
+    said = f"a bug in runbooks: {type(error).__name__}"
+    try:
+        handle, name = tempfile.mkstemp(prefix=f"runbooks-bug-{int(time.time())}-", suffix=".txt")
+        with os.fdopen(handle, "w", errors="backslashreplace") as out:
+            traceback.print_exception(error, file=out)
+    except OSError:  # no folder for it, or a full disk
+        return f"{said}\n  the same with TMPDIR=FOLDER writes down the details, for a report"
+    return f"{said}\n  the details, for a report: {Path(name)}"

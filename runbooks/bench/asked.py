@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from runbooks.bench.loadgen import options as loadgen
 from runbooks.engine.errors import UsageError
 from runbooks.inventory.shape import Bench
+from runbooks.paths import expand
 
 MOST_STREAMS = 4096
 
@@ -96,7 +98,7 @@ def options_of(
         workload=workload,
         input_len=input_len or None,
         output_len=output_len or None,
-        lengths=Path(lengths) if lengths else None,
+        lengths=expand(lengths) if lengths else None,
         api=api,
         window=window or None,
         precision=part,
@@ -111,8 +113,8 @@ def streams_of(words: Sequence[str]) -> tuple[int, ...]:
     """`8`, or `1,2,4`, each more than once. Raises UsageError for what is no number of streams."""
     parts = _parts(words)
     for part in parts:
-        if not part.isdigit() or not 1 <= int(part) <= MOST_STREAMS:
-            raise UsageError(f"concurrency: {part!r} is not a number of streams (1 to {MOST_STREAMS})")
+        if not re.fullmatch("[0-9]{1,5}", part) or not 1 <= int(part) <= MOST_STREAMS:
+            raise UsageError(f"concurrency: {part[:40]!r} is not a number of streams (1 to {MOST_STREAMS})")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
@@ -125,7 +127,7 @@ def rates_of(words: Sequence[str]) -> tuple[float, ...]:
         except ValueError:
             found.append(0.0)
         if not 0 < found[-1] < 1e5:
-            raise UsageError(f"rate: {part!r} is not a number of requests a second")
+            raise UsageError(f"rate: {part[:40]!r} is not a number of requests a second")
     return tuple(dict.fromkeys(found))
 
 

@@ -22,6 +22,7 @@ from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 from runbooks.inventory import Loaded
 from runbooks.inventory.runtimes import runtime_paths
+from runbooks.paths import expand
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -53,7 +54,7 @@ def collectives_hosts(session: Session, *, out: str = "results", force: bool = F
     """Measure on every host of the session. 0: everything was measured, and every result was right."""
 
     def one(connection: Connection) -> dict[str, Any]:
-        return measure(connection, session.loaded, report=session.report, out=Path(out), force=force)
+        return measure(connection, session.loaded, report=session.report, out=expand(out), force=force)
 
     outcomes = session.each(one)
     for outcome in outcomes:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from runbooks.bench.charts import number
-from runbooks.bench.results import FORMAT, BenchResult, assess
+from runbooks.bench.results import FORMAT, BenchResult, assess, reading
 from runbooks.bench.words import load
 from runbooks.engine.errors import UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
+from runbooks.paths import expand
 
 COLUMNS = ("load", "before", "now", "change", "noise", "")
 # Of /server_info: what a run is told apart by, and not what moves by itself.
@@ -141,7 +142,8 @@ def compare_runs(before: str, now: str, reporter: Reporter | None = None) -> int
     """Say how two results folders differ. 1: something got slower."""
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        found = compare(assess(Path(before)), assess(Path(now)))
+        with reading(expand(before), expand(now)):
+            found = compare(assess(expand(before)), assess(expand(now)))
         reporter.table("output tok/s, end to end", COLUMNS, rows(found.points))
         for text in found.left_out:
             reporter.note(f"not compared: {text}", level="warning")
@@ -160,7 +162,7 @@ def list_results(out: str, reporter: Reporter | None = None) -> int:
     """The runs below a folder, newest first, from what they wrote down: nothing is computed again."""
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        found = sorted(_listed(Path(out)), reverse=True)
+        found = sorted(_listed(expand(out)), reverse=True)
         if found:
             reporter.table(f"results in {out}", ("run", "verdict", "valid", "highest tok/s"), found)
         else:
@@ -174,12 +176,12 @@ def _listed(out: Path) -> Iterator[list[str]]:
     for path in out.glob("*/points.json"):
         try:
             told = json.loads(path.read_text())
-        except (OSError, ValueError):
+            if told.get("format") != FORMAT:
+                continue
+            points, word = told["points"], str(told["verdict"]["word"])
+            valid = [point["tok_s"] for point in points if point["valid"]]
+            top = number(max(valid)) if valid else "-"
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             yield [path.parent.name, "not readable", "-", "-"]
-            continue
-        if told.get("format") != FORMAT:
-            continue
-        points = told["points"]
-        valid = [point["tok_s"] for point in points if point["valid"]]
-        top = number(max(valid)) if valid else "-"
-        yield [path.parent.name, told["verdict"]["word"], f"{len(valid)} of {len(points)}", top]
+        else:
+            yield [path.parent.name, word, f"{len(valid)} of {len(points)}", top]

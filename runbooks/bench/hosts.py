@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
-from runbooks.bench.results import BenchResult, assess, recompute, writable
+from runbooks.bench.results import BenchResult, assess, reading, recompute, writable
 from runbooks.bench.sweep import run_bench
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
+from runbooks.paths import expand
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -24,7 +25,7 @@ EXAMPLE = Path(__file__).parent / "example"
 def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results") -> int:
     """Sweep every host of the session. 0: every point is VALID and the canary found sense afterwards."""
     options.checked(session.loaded.inventory.bench)
-    writable(Path(out))
+    writable(expand(out))
 
     def one(connection: Connection) -> BenchResult:
         return run_bench(
@@ -33,7 +34,7 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
             connection.name,
             options=options,
             report=session.report,
-            out=Path(out),
+            out=expand(out),
             stopping=lambda: session.interrupt,
         )
 
@@ -55,10 +56,13 @@ def report_only(
     """
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        result = assess(Path(run) if run else EXAMPLE)
-        report.show(result, reporter)
-        report.write(result, writable(Path(out)), assess(Path(baseline)) if baseline else None)
-        reporter.note(f"report: {Path(out) / 'report.html'}", level="good")
+        folder = expand(run) if run else EXAMPLE
+        with reading(folder, *([expand(baseline)] if baseline else [])):
+            result, other = assess(folder), assess(expand(baseline)) if baseline else None
+            texts = report.texts(result, other)
+            report.show(result, reporter)
+        report.save(texts, writable(expand(out)))
+        reporter.note(f"report: {expand(out) / 'report.html'}", level="good")
     finally:
         reporter.close()
     return 0
@@ -70,7 +74,8 @@ def recompute_run(run: str | Path, reporter: Reporter | None = None) -> int:
         raise UsageError("run: a results folder is needed", next="invoke results")
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        again = recompute(Path(run))
+        with reading(expand(run)):
+            again = recompute(expand(run))
         count = len(again.result.points)
         if again.changed_logs or again.differences:
             raise RunbookError(

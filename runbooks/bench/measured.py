@@ -63,9 +63,9 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The document beside a run, or None."""
     try:
         told: dict[str, Any] = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return told if told.get("format") == FORMAT else None
+    return told if isinstance(told, dict) and told.get("format") == FORMAT else None
 
 
 def collectives_of(

@@ -26,6 +26,7 @@ from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.inventory.shape import Bench
+from runbooks.paths import expand
 
 KEY = "RUNBOOKS_API_KEY"  # the environment variable that holds the server's key, where it wants one
 
@@ -35,12 +36,12 @@ def bench_url(url: str, options: BenchOptions, *, out: str = "results", reporter
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UsageError(f"url: {url!r} is no http(s) address")
     asked = options.checked(Bench(), url)
-    writable(Path(out))
+    writable(expand(out))
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     if os.environ.get(KEY):
         reporter.hide(Secret(os.environ[KEY]))
     try:
-        result = _measure(url, options, asked, Path(out), reporter)
+        result = _measure(url, options, asked, expand(out), reporter)
         report.show(result, reporter)
         reporter.note(f"report: {result.folder / 'report.html'}", level="good")
         return 0 if result.valid else 1

@@ -75,11 +75,20 @@ def _client(result: BenchResult) -> tuple[float, float]:
 
 def write(result: BenchResult, folder: Path, baseline: BenchResult | None = None) -> None:
     """report.md, report.html and points.csv. Raises UsageError for a baseline that measured something else."""
+    save(texts(result, baseline), folder)
+
+
+def texts(result: BenchResult, baseline: BenchResult | None = None) -> dict[str, str]:
+    """What `write` writes, by name."""
     against = compare.compare(baseline, result) if baseline else None
+    pages = {name: _render(f"{name}.j2", result, baseline, against) for name in ("report.md", "report.html")}
+    return {"points.csv": tables.as_csv(result), **pages}
+
+
+def save(found: Mapping[str, str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "points.csv").write_text(tables.as_csv(result))
-    for name in ("report.md", "report.html"):
-        (folder / name).write_text(_render(f"{name}.j2", result, baseline, against))
+    for name, text in found.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _render(

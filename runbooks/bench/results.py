@@ -36,7 +36,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +52,32 @@ from runbooks.bench.loadgen.summary import points_of
 from runbooks.bench.measured import Collectives, Unusable
 from runbooks.bench.validity import Limits, faults
 from runbooks.bench.verdict import Verdict, judge
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.inventory.shape import ModelShape
 
 FORMAT = 1
+
+
+@contextmanager
+def reading(*folders: Path) -> Iterator[None]:
+    """A folder that comes from elsewhere: what its files make us stumble over is its damage, said with the place."""
+    try:
+        yield
+    except RunbookError:
+        raise
+    except Exception as error:  # of any kind: every value of every file may be another than we wrote
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # of what is printed, not of what is read
+        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "runbooks" in frame.filename]
+        place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
+        raise UsageError(
+            f"{' or '.join(map(str, folders))} cannot be read as the results of a sweep",
+            details=[
+                "damaged, changed by hand, or of another program",
+                f"{type(error).__name__}: {str(error)[:100]!a} ({place})",
+            ],
+            next="invoke results",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -184,11 +208,13 @@ def as_json(value: Any) -> str:
 
 def _run_of(folder: Path) -> dict[str, Any]:
     try:
-        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        run: Any = json.loads((folder / "run.json").read_text())
     except FileNotFoundError:
         raise UsageError(f"{folder} is not a results folder: there is no run.json in it", next="ls results/") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'run.json'}: {error}") from None
+    if not isinstance(run, dict):
+        raise UsageError(f"{folder / 'run.json'}: is no mapping, and so of no run of ours")
     if run.get("format") != FORMAT:
         raise UsageError(f"{folder}: results of format {run.get('format')}, and this version reads format {FORMAT}")
     return run

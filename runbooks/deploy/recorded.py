@@ -9,6 +9,7 @@ from typing import Any
 from runbooks.deploy.flow import node_of
 from runbooks.deploy.hosts import deploy_hosts, glance, rollback_hosts
 from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.paths import expand
 from runbooks.session import Session
 
 FILE = "run.json"
@@ -19,7 +20,7 @@ def deploy_from(session: Session, run: str, *, profile: str = "", check: bool = 
     from its profile, if that still gives the same content to the byte; else nothing is changed."""
     if profile or check:
         raise UsageError("from: it stands alone: what a run recorded needs no profile, and has no preview")
-    told = recorded(Path(run))
+    told = recorded(expand(run))
     release, host = told["release"], told["host"]
     if len(session.hosts) > 1 and host in session.hosts:
         session.hosts = [host]
@@ -45,7 +46,7 @@ def deploy_from(session: Session, run: str, *, profile: str = "", check: bool = 
                 f"its release {release['number']} (content {release['content']}) is not kept on this host",
                 f"and profile {release['profile']} gives other content today ({now}): the inventory, the runtime or "
                 "this program changed since",
-                f"the arguments that ran are in {Path(run) / 'provenance.json'}",
+                f"the arguments that ran are in {expand(run) / 'provenance.json'}",
             ],
             next=f"invoke releases --hosts {session.hosts[0]}",
         )
@@ -55,11 +56,15 @@ def deploy_from(session: Session, run: str, *, profile: str = "", check: bool = 
 def recorded(folder: Path) -> dict[str, Any]:
     """Host and release of a results folder. Raises UsageError where it says none."""
     try:
-        run: dict[str, Any] = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError) as error:
+        run: dict[str, Any] = dict(json.loads((folder / FILE).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"from: {folder} is no results folder: {error}", next="invoke results") from None
-    release = run.get("release") or {}
-    if not {"number", "content", "profile"} <= set(release):
+    release = run.get("release")
+    if (
+        not isinstance(release, dict)
+        or not isinstance(run.get("host"), str)
+        or not {"number", "content", "profile"} <= set(release)
+    ):
         raise UsageError(
             f"from: {folder} recorded no release of ours: nothing of it can be deployed", next="invoke results"
         )

@@ -14,7 +14,7 @@ from runbooks.engine.errors import UsageError
 if TYPE_CHECKING:
     from runbooks.diagnose.sources import Texts
 
-_SINCE = re.compile(r"(\d+)([smhd])")
+_SINCE = re.compile(r"([0-9]{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 YEAR = 366 * 86400.0
 MIDSUMMER = datetime(2000, 7, 1, tzinfo=UTC).timestamp()  # lines without a year are put into 2000, a leap year
@@ -37,7 +37,7 @@ def seconds(since: str) -> int:
     """'90s', '10m', '1h', '2d'. Raises UsageError for anything else."""
     match = _SINCE.fullmatch(since)
     if not match:
-        raise UsageError(f"--since {since!r} is no length of time", details=["for example 30m, 1h or 2d"])
+        raise UsageError(f"--since {since[:40]!r} is no length of time", details=["for example 30m, 1h or 2d"])
     return int(match[1]) * _SECONDS[match[2]]
 
 

@@ -55,10 +55,10 @@ def unfinished(out: Path, host: str, asked: Mapping[str, Any]) -> Record | None:
     for path in sorted(out.glob(f"*-{host}-tune/{FILE}"), reverse=True):
         try:
             told = json.loads(path.read_text())
-        except (OSError, ValueError):
+            if told.pop("format", None) != FORMAT or told["done"] or told["asked"] != asked or told["host"] != host:
+                continue
+            trials = [Trial(**one) for one in told.pop("trials")]
+            return Record(path.parent, trials=trials, **told)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged, or of another version
             continue
-        if told.pop("format", None) != FORMAT or told["done"] or told["asked"] != asked or told["host"] != host:
-            continue
-        trials = [Trial(**one) for one in told.pop("trials")]
-        return Record(path.parent, trials=trials, **told)
     return None

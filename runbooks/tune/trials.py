@@ -13,6 +13,7 @@ from runbooks.deploy import hosts as deploying
 from runbooks.deploy.flow import deploy
 from runbooks.deploy.key import ready_key
 from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
+from runbooks.paths import expand
 from runbooks.session import Session
 from runbooks.sglang.argv import resolve
 from runbooks.tune import outcome
@@ -40,7 +41,7 @@ def tune_host(
     points = concurrency or _short(session)
     options = BenchOptions(concurrency=points, window=window, warmup=min(5.0, window), repeats=1, command="invoke tune")
     options.checked(session.loaded.inventory.bench)
-    experiment = Experiment(session, list(dict.fromkeys(wanted)), options, writable(Path(out)))
+    experiment = Experiment(session, list(dict.fromkeys(wanted)), options, writable(expand(out)))
     return experiment.run()
 
 

@@ -144,12 +144,27 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["bench", "--window", "nan"], "window"),
         (["bench", "--window", "inf"], "window"),
         (["bench.report", "--out", "/proc/nope"], "nothing can be written"),
+        (["bench", "--url", ""], "--url: nothing was named"),
+        (["diagnose", "--file="], "--file: nothing was named"),
+        (["health", "--inventory="], "--inventory: nothing was named"),
+        (["rollback", "--to=-1"], "--to -1: should be between 0 and"),
+        (["watch", "--every", "nan"], "--every nan: should be between 0 and"),
+        (["audit", "--lines", "9" * 5000], "that is no number"),
+        (["bench", "--repeats", "999999999"], "repeats: 999999999 passes"),
+        (["bench", "--concurrency", "\u00b2"], "is not a number of streams"),
+        (["bench", "--concurrency", "9" * 5000], "is not a number of streams"),
+        (["diagnose", "--since", "9" * 5000 + "d"], "is no length of time"),
+        (["results", "--out", "x" * 5000], "File name too long"),
+        (["diagnose", "--bundle", "x" * 5000], "File name too long"),
+        (["health", "--wat"], "No idea what '--wat' is"),
+        (["health", "x" * 5000], "No idea what 'xxx"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: list[str], said: str) -> None:
     done = invoke(*words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr
+    assert len(done.stderr) < 1000
 
 
 @pytest.mark.parametrize(

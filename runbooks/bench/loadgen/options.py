@@ -57,10 +57,13 @@ def options_of(argv: Sequence[str] | None) -> Options:
         raise ValueError(f"window: {told.window:g} is not a positive number of seconds")
     if told.api == "chat" and told.token_ids:
         raise ValueError("token-ids: a chat takes text; token ids go to --api completions or generate")
+    for name in ("temperature", "top_p", "max_requests", "processes", "again"):
+        if not 0 <= getattr(told, name) < 1e9:
+            raise ValueError(f"{name.replace('_', '-')}: {getattr(told, name):g} is not a number from 0 to 1e9")
     passes = max(1, told.repeats)
-    loads = _loads(told.concurrency, told.rate, passes, told.split_test)
     if passes > 9:
         raise ValueError(f"repeats: {passes} passes are more than anybody waits for (1 to 9)")
+    loads = _loads(told.concurrency, told.rate, passes, told.split_test)
     settings = Settings(
         lengths,
         told.warmup,
