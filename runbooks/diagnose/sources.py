@@ -145,19 +145,26 @@ def _fields(text: str) -> dict[str, str]:
 def _logs(name: str, path: Path | None) -> dict[str, str]:
     """The texts of a file, by name: of an archive its members, unpacked where it is packed. None: what is piped in."""
     with _opened(path) as file:
+        begin = file.read(6)
+        file.seek(0)
+        unpack = next((opened for sign, opened in _PACKED.items() if begin.startswith(sign)), None)
         found = dict[str, bytes]()
-        if tarfile.is_tarfile(file):  # and so are zero bytes, an archive of nothing
-            file.seek(0)
-            with tarfile.open(fileobj=file) as archive:
+        if archive := _archive(file, packed=unpack is not None):
+            with archive:
                 found = _read(archive)
-        if not found:
+        if not found:  # no archive; or zero bytes, which are one of nothing
             file.seek(0)
-            begin = file.read(6)
-            file.seek(0)
-            unpack = next((opened for sign, opened in _PACKED.items() if begin.startswith(sign)), None)
             found = {name: _end(unpack(file) if unpack else file)}
     texts = {one: _text(data) for one, data in found.items()}
     return {one: text for one, text in texts.items() if text is not None}
+
+
+def _archive(file: BinaryIO, *, packed: bool) -> tarfile.TarFile | None:
+    """Only what is packed is unpacked on trial: xz reads a long file of zero bytes to its end."""
+    try:
+        return tarfile.open(fileobj=file, mode="r:*" if packed else "r:")
+    except tarfile.TarError:
+        return None
 
 
 def _opened(path: Path | None) -> BinaryIO:
