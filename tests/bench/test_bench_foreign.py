@@ -33,11 +33,11 @@ DAMAGE: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """The example with its two smallest logs, as a run of its own."""
-    folder = tmp_path / "results" / "2026-01-01T000000Z-glm5-a-final"
-    (folder / "raw").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with its two smallest logs, assessed once."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "raw").mkdir()
     for name in ("run.json", "provenance.json", "hardware.jsonl", "collectives.json", "raw/00-c1.bin", "raw/13-c1.bin"):
         shutil.copy(EXAMPLE / name, folder / name)
     told = json.loads((folder / "run.json").read_text())
@@ -45,6 +45,14 @@ def run(tmp_path: Path) -> Path:
     told["raw_sha256"] = {name: told["raw_sha256"][name] for name in ("00-c1.bin", "13-c1.bin")}
     (folder / "run.json").write_text(json.dumps(told))
     write_points(assess(folder))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, small: Path) -> Path:
+    """It as a run of its own."""
+    folder = tmp_path / "results" / "2026-01-01T000000Z-glm5-a-final"
+    shutil.copytree(small, folder)
     return folder
 
 

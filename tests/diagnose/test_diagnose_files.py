@@ -102,13 +102,13 @@ def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
     assert cause(tmp_path / "log") == classify(LOG).name
 
 
-def test_a_day_of_serving_takes_seconds() -> None:
+def test_hours_of_serving_take_a_second() -> None:
     """Lines that differ in their numbers alone are asked some hundred times, not each."""
     line = (
         "2026-11-29T10:00:00+0000 h sglang[1]: [2026-11-29 10:00:00 TP0] Decode batch, #running-req: {}, #token: {}\n"
     )
-    day = "".join(line.format(number % 64, number) for number in range(60_000))
+    hours = "".join(line.format(number % 64, number) for number in range(15_000))
     began = time.process_time()
-    assert rank(day + LINE)[0].name == classify(LOG).name
-    assert rank(LINE + day)[0].name == classify(LOG).name
-    assert time.process_time() - began < 15  # without it 60 s
+    assert rank(hours + LINE)[0].name == classify(LOG).name
+    assert rank(LINE + hours)[0].name == classify(LOG).name
+    assert time.process_time() - began < 4  # without it 15 s
