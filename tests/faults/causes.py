@@ -1,6 +1,7 @@
 """The faults, each caused on the host for real, and proven to be there before the run is looked at.
 
 `says`: a regex over what the user sees. `recovers`: the run itself comes to a good end in spite of it.
+`locked`: the link broke for good while the host was held, so its lock stands until the next run takes it over.
 `within`: the most seconds the run may take; generous, since it tells a hang from an answer, and no more.
 """
 
@@ -20,6 +21,7 @@ class Fault:
     cause: Callable[[World], Ran]
     says: str
     recovers: bool = False
+    locked: bool = False
     within: float = 90.0
 
 
@@ -47,8 +49,8 @@ FAULTS = {
     "slow-link": Fault(weather.slow_link, "", recovers=True),
     "reset-in-a-job": Fault(weather.reset_in_a_job, "at work 6", recovers=True),
     "half-closed-in-a-job": Fault(weather.half_closed_in_a_job, "at work 6", recovers=True),
-    "cut-in-a-request": Fault(weather.cut_in_a_request, "the connection was lost"),
-    "cut-at-every-step": Fault(weather.cut_at_every_step, "the connection was lost"),
+    "cut-in-a-request": Fault(weather.cut_in_a_request, "the connection was lost", locked=True),
+    "cut-at-every-step": Fault(weather.cut_at_every_step, "the connection was lost", locked=True),
     "silent-sshd": Fault(weather.silent_sshd, "does not greet", within=20),
     "forced-cat": Fault(weather.forced_cat, "(?s)comes back as it is.*a command that sshd forces on it", within=10),
     "forced-menu": Fault(weather.forced_menu, "(?s)for backups only.*a command that sshd forces on it", within=10),
