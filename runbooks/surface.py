@@ -31,7 +31,7 @@ from invoke.main import program
 from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import RunbookError, UsageError, printable
 
 LONGEST = 500  # characters of what Invoke says of a mistake, which it repeats whole
 PLACES = {
@@ -39,6 +39,7 @@ PLACES = {
     *(errno.ELOOP, errno.EDQUOT, errno.EINVAL),
 }
 """What a system says of a path that cannot be used: no bug."""
+FULL = "no space left where this was to be written"
 CHANGES_FOUND = 3
 INTERRUPTED = 130
 
@@ -113,7 +114,10 @@ class _MendedTask(Task[Any]):
 
 def _quiet_ends(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For Invoke's own code: `invoke --list | head` and an early Ctrl-C end without a traceback."""
-    if issubclass(kind, BrokenPipeError):
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if full:
+        _complain(FULL)
+    if full or issubclass(kind, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
@@ -199,7 +203,7 @@ def _guarded(
         if error.errno != errno.ENOSPC:
             _complain(_report_bug(error))
         else:
-            _complain("no space left where this was to be written")
+            _complain(FULL)
         return 1
     except Exception as error:
         _complain(_report_bug(error))
@@ -223,7 +227,7 @@ def _mean_check(body: Body, kwargs: dict[str, Any]) -> None:
 
 
 def _complain(text: str) -> None:
-    head, _, rest = text.partition("\n")
+    head, _, rest = printable(text).partition("\n")
     bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     print(f"{bold}{head}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
 

@@ -54,6 +54,14 @@ class RunbookError(Exception):
         return "\n".join(lines)
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t\r"}
+
+
+def printable(text: str) -> str:
+    """What a host, a server or a file said, without the power to move the cursor or to colour what follows."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
+
+
 def page_of(lines: Iterable[str]) -> str | None:
     """The page for what a failed command printed, where that names a cause that any command can meet."""
     full = re.compile(r"No space left on device|Disk quota exceeded| 100% /")  # the last one: a line of df

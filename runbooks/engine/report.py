@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from runbooks.engine.errors import printable
 from runbooks.engine.secret import MASK, SHORTEST, Secret
 
 Level = Literal["info", "good", "warning", "error"]
@@ -60,11 +61,11 @@ class Reporter:
             self._secrets.update({value, *(line for line in value.splitlines() if len(line) >= SHORTEST)})
 
     def redact(self, value: Any) -> Any:
-        """The same value with every hidden secret masked, through strings, mappings and sequences."""
+        """The same value with every hidden secret masked and fit to be shown, through mappings and sequences."""
         if isinstance(value, str):
             for secret in self._secrets:
                 value = value.replace(secret, MASK)
-            return value
+            return printable(value)
         if isinstance(value, Mapping):
             return {self.redact(key): self.redact(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):

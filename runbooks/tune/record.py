@@ -59,6 +59,13 @@ def unfinished(out: Path, host: str, asked: Mapping[str, Any]) -> Record | None:
                 continue
             trials = [Trial(**one) for one in told.pop("trials")]
             return Record(path.parent, trials=trials, **told)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged, or of another version
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):  # damaged, or of another version
             continue
     return None

@@ -7,7 +7,9 @@ import os
 import signal
 import ssl
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .lateness import late
@@ -70,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _measured(options: Options, tell: Told) -> int:
-    server = Server(options.target, os.environ.get(options.key_env) or None)
+    key = os.environ.get(options.key_env) or None
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        text = f"${options.key_env}: no key looks so; a header takes letters, digits and signs of ASCII, and no space"
+        tell("error", kind="usage", text=text)
+        return USAGE
+    server = Server(options.target, key)
     try:
         return INTERRUPTED if run(options, server, tell) else 0
     except BusyServer as error:
@@ -89,6 +96,11 @@ def _measured(options: Options, tell: Told) -> int:
     except (Interrupted, KeyboardInterrupt):
         tell("error", kind="interrupted", text="interrupted before the first point: nothing was measured")
         return INTERRUPTED
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        tell("error", kind="bug", text=f"a bug in the load generator: {type(error).__name__} at {where}")
+        return FAILED
 
 
 def _stop(_number: int, _frame: object) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +29,7 @@ COUNTERS = {
     ),
 }
 PROGRESS = ("generation_tokens", "decode_tokens", "prompt_tokens")
+LARGEST = 32_000_000  # bytes of an answer: /metrics and /server_info have some hundred thousand
 STILL = 1.0  # s without a token, prompt or answer: no server that works is silent for so long
 _SAMPLE = re.compile(r"^((?:sglang|vllm):\w+)(?:\{([^}]*)\})? ([-+0-9.eE]+|NaN)", re.M)
 _SECRETS = re.compile(r"key|token$|password|secret", re.I)
@@ -37,7 +41,7 @@ class Server:
     key: str | None
 
     def ask(self, method: str, path: str, body: bytes | None = None, timeout: float = 10.0) -> tuple[int, bytes]:
-        """Status and body. Raises OSError when there is no answer in time."""
+        """Status and body. Raises OSError when there is no whole answer in time, however slowly it comes."""
         host, port = self.target.host, self.target.port
         connection: http.client.HTTPConnection
         if self.target.tls:
@@ -45,13 +49,38 @@ class Server:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        late, held = threading.Event(), list[socket.socket]()  # an answer without a length takes the socket with it
+
+        def cut() -> None:
+            late.set()
+            for sock in (*held, *([connection.sock] if connection.sock else [])):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+        watch = threading.Timer(timeout, cut)  # a socket's own limit begins anew with each byte
+        watch.daemon = True
+        watch.start()
         try:
+            connection.connect()
+            held.append(connection.sock)
             connection.request(method, self.target.prefix + path, body, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read()
-        except http.client.HTTPException as error:
+            told = answer.read(LARGEST + 1)
+            if late.is_set():
+                raise TimeoutError
+            if len(told) > LARGEST:
+                raise OSError(f"{path}: the answer is longer than {LARGEST // 10**6} MB")
+            if answer.length:
+                raise OSError(f"{path}: the answer broke off")
+            return answer.status, told
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if late.is_set() or isinstance(error, TimeoutError):
+                raise TimeoutError(f"{path}: no whole answer within {timeout:g} s") from None
+            if isinstance(error, OSError):
+                raise
             raise OSError(f"{path}: what answers does not speak HTTP ({type(error).__name__})") from None
         finally:
+            watch.cancel()
             connection.close()
 
     def counters(self) -> dict[str, Any] | None:
@@ -95,7 +124,7 @@ class Server:
                 ranks = told["loads"] if isinstance(told, dict) else told
                 if ranks:
                     return sum(_held(rank) for rank in ranks)
-            except (OSError, ValueError, LookupError, TypeError):
+            except (OSError, ValueError, LookupError, TypeError, RecursionError):
                 continue
         return None
 
@@ -109,7 +138,7 @@ class Server:
             if status == 200:
                 try:
                     told = json.loads(body)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 return _without_secrets(told) if isinstance(told, dict) else {}
         return {}
@@ -148,13 +177,13 @@ class Server:
             raise OSError(f"{path} answered {status}: it wants another API key, or one at all ($RUNBOOKS_API_KEY)")
         try:
             told = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             page = text[:200].lower().startswith(("<!doctype", "<html", "<?xml"))
             kind = "a page of HTML" if page else repr(text[:80])
             advice = "is this a server with an OpenAI-compatible API?"
             raise OSError(f"{path} answered {status} with {kind}, not JSON: {advice}") from None
         if status != 200 or not isinstance(told, dict):
-            raise OSError(f"{path} answered {status}: {text[:300]}")
+            raise OSError(f"{path} answered {status}: {text[:300]!a}")
         return told
 
 

@@ -33,12 +33,22 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http(s) address: {url}")
+        """Raises ValueError, in words that show no password."""
+        if not url.isprintable() or " " in url:
+            raise ValueError(f"url: {url[:80]!a} holds a space or a control character")
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+        except ValueError as error:  # brackets, a port, a name that is too long
+            raise ValueError(f"url: not an http(s) address: {error}") from None
+        if "@" in parts.netloc:
+            raise ValueError("url: a user or a password in it would be seen by others; a key goes by $RUNBOOKS_API_KEY")
+        if parts.scheme not in ("http", "https") or not host or port == 0:
+            raise ValueError(f"url: not an http(s) address: {url[:80]}")
+        if parts.query or parts.fragment or not parts.path.isascii():
+            raise ValueError(f"url: only http[s]://HOST[:PORT][/PREFIX] can be asked, not {url[:80]!a}")
         tls = parts.scheme == "https"
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+        return cls(host, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 
     @property
     def authority(self) -> str:
