@@ -292,7 +292,7 @@ class Connection:
                 ],
                 next=scan,
             )
-        if "banner" in str(error):
+        if "banner" in str(error) or "No existing session" in str(error):  # Paramiko's words for a handshake cut short
             return self._unreachable(f"{where}: it is there, and does not greet within {CONNECT_TIMEOUT:.0f} s")
         return self._unreachable(f"{where}: {_reason(error)}")
 

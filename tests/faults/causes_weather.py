@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 from tests.faults.bad_link import bad_link
@@ -107,11 +108,14 @@ def no_sessions(world: World) -> Ran:
     return world.run(target=_ops(world, "MaxSessions 0"))
 
 
+ODD = """it's $(touch /run/pwned) "ü" ; * -n"""
+SET_HOSTNAME = "perl -e 'syscall(`uname -m` =~ /x86/ ? 170 : 161, $ARGV[0], length $ARGV[0])'"  # no tool takes it
+
+
 def odd_hostname(world: World) -> Ran:
-    """As a cloud's template with a mistake in it leaves one behind: no name at all, and shell text."""
-    before = world.sh("hostname").strip()
-    world.undo(f"hostname {before}")
-    world.sh("""hostname "it's \\$(touch /run/pwned) \\"ü\\" ; * -n" && hostname | grep -q touch""")
+    """As a mistake in a cloud's template leaves one behind: no name at all, and shell text."""
+    world.undo(f"{SET_HOSTNAME} {shlex.quote(world.sh('hostname').strip())}")
+    assert "touch" in world.sh(f"{SET_HOSTNAME} {shlex.quote(ODD)}; hostname")
     ran = world.run([slow(1)], target={"user": "ops"})
     assert "pwned" not in world.sh("ls /run")
     return ran
