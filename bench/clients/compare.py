@@ -1,4 +1,4 @@
-"""`python -m bench.clients.compare [--json] [--rounds N] [--only NAME] [--traps]`: benchmark clients side by side.
+"""`python -m bench.clients.compare [--json] [--rounds N] [--only NAME] [--traps | --trap NAME]`: clients side by side.
 
 All drive the same server of this machine (pacer.py): 64 streams, a chunk a stream each 20 ms. Each runs as it is run by
 people, as a whole process, once with few and once with many requests; what the second needs more is divided by the
@@ -10,7 +10,7 @@ client: what else runs on the machine only adds to it (caches, a core's other ha
     ttft_ms, tpot_ms   as each client reports them: the truth is the server's
     others_cpu_pct     what others used of this machine before each round, at most: over 10, look again when it is quiet
 
-`--traps` instead: what each client says of the ways in which lab/traps.py misleads it.
+`--traps` instead: what each client says of the ways in which lab/traps.py misleads it (`--trap NAME`: of one way).
 """
 
 from __future__ import annotations
@@ -158,15 +158,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="a client's name; repeatable")
     parser.add_argument("--traps", action="store_true", help="the table of traps instead (minutes)")
+    parser.add_argument(
+        "--trap", action="append", default=[], choices=sorted({*COUNTED, *SPOILED} - {""}), metavar="NAME"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON at the end")
     options = parser.parse_args()
     clients, tokenizer = available(options.only)
     began = time.monotonic()
-    if options.traps:
+    if options.traps or options.trap:
         with served(ROOT / "lab" / "traps.py", 5.0) as url:
-            found = table(clients, lambda client, work, limit: run(client, work, limit)[1], url, tokenizer)
+            found = table(
+                clients, lambda client, work, limit: run(client, work, limit)[1], url, tokenizer, options.trap
+            )
         right = {name: sum(said.startswith("right") for said in each.values()) for name, each in found.items()}
-        result: dict[str, Any] = {"traps": found, "right": right, "of": len(COUNTED) + len(SPOILED)}
+        played = max((len(each) for each in found.values()), default=0)
+        result: dict[str, Any] = {"traps": found, "right": right, "of": played}
         for name, count in right.items():
             print(f"{name:<22} right on {count} of {result['of']}")
     else:

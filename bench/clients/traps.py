@@ -32,11 +32,16 @@ FIRST, MORE, TIMES = 240.0, 30.0, 3.0
 """Seconds for the plain server, and for a trap: so many more than so many times what the plain one took."""
 
 
-def table(clients: Sequence[Client], ask: Ask, url: str, tokenizer: Path) -> dict[str, dict[str, str]]:
-    """Client -> trap -> `right`, or what is wrong. Printed as it grows. Who hangs on the plain server hangs."""
+def table(
+    clients: Sequence[Client], ask: Ask, url: str, tokenizer: Path, chosen: Sequence[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Client -> trap -> `right`, or what is wrong. Printed as it grows. Who hangs on the plain server hangs.
+
+    `chosen`: these alone, and the plain server.
+    """
     found: dict[str, dict[str, str]] = {client.name: {} for client in clients}
     limits: dict[str, float] = {}
-    for trap in (*COUNTED, *SPOILED):
+    for trap in (one for one in (*COUNTED, *SPOILED) if not chosen or one in ("", *chosen)):
         streams = 40 if trap == "graphs" else STREAMS
         requests = 80 if trap == "graphs" else REQUESTS
         work = Work(f"{url}/{trap}".rstrip("/"), requests, streams, 64, TOKENS, tokenizer)
