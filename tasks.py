@@ -218,6 +218,7 @@ def collectives(
 
 
 @command(
+    looks=True,
     word="run",
     help={
         "run": "a results folder (default: the bundled example)",
@@ -232,7 +233,7 @@ def report(context: Context, run: str = "", out: str = "", baseline: str = "") -
     return report_only(run or None, out or run or "results/example", baseline=baseline)
 
 
-@command(positional=["before", "now"], help={"before": "a results folder", "now": "another"})
+@command(looks=True, positional=["before", "now"], help={"before": "a results folder", "now": "another"})
 def compare(context: Context, before: str, now: str) -> int:
     """Two runs, like with like: what changed, by how much."""
     from runbooks.bench import compare_runs
@@ -240,7 +241,7 @@ def compare(context: Context, before: str, now: str) -> int:
     return compare_runs(before, now)
 
 
-@command(help={"out": "the folder for results"})
+@command(looks=True, help={"out": "the folder for results"})
 def results(context: Context, out: str = "results") -> int:
     """The runs that were measured, newest first."""
     from runbooks.bench import list_results
@@ -249,11 +250,12 @@ def results(context: Context, out: str = "results") -> int:
 
 
 @command(
+    looks=True,
     help={
         "inventory": WHERE["inventory"],
         "run": "a folder with collectives.json: show what was measured beside what is published",
         "json": "everything as one line of JSON",
-    }
+    },
 )
 def ceiling(context: Context, run: str = "", inventory: str | None = None, json: bool = False) -> int:
     """What the cards allow, and what each option can change."""

@@ -25,6 +25,12 @@ def build(out: str) -> int:
     folder = expand(out)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists()):
         raise UsageError(f"{out} holds something else than a site", next="invoke docs --out ANOTHER")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"nothing can be written to {folder}: {error.strerror}") from None
     with tempfile.TemporaryDirectory(prefix="runbooks-docs-") as work:
         write_sources(Path(work))
         _generate(Path(work), folder)

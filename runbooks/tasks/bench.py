@@ -75,7 +75,7 @@ def sweep(
         return bench_hosts(session, options, out=out)
 
 
-@command(word="run", help={"run": "a results folder"})
+@command(looks=True, word="run", help={"run": "a results folder"})
 def recompute(context: Context, run: str = "") -> int:
     """Recompute a run from its raw log, and compare."""
     from runbooks.bench import recompute_run

@@ -51,7 +51,7 @@ def install(
         return install_hosts(session, check=check, diff=diff)
 
 
-@command(word="out", iterable=["hosts"], help={**WHERE, "out": "the folder for them"})
+@command(looks=True, word="out", iterable=["hosts"], help={**WHERE, "out": "the folder for them"})
 def files(
     context: Context,
     hosts: list[str],
@@ -68,6 +68,7 @@ def files(
 
 
 @command(
+    looks=True,
     word="out",
     help={"out": "the folder for the site", "serve": "show it at http://127.0.0.1:8000 until Ctrl-C"},
 )

@@ -113,6 +113,12 @@ def test_an_unknown_task_and_option_keep_invokes_own_words() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("folder", ["runbooks/bench", "runbooks", "lab", "tests/cli"])
+def test_every_task_is_there_from_every_folder(folder: str) -> None:
+    done = subprocess.run([INVOKE, "runbook", "nan-output"], cwd=ROOT / folder, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_unknown_page_gets_the_nearest_one() -> None:
     done = invoke("runbook", "nan-outputs")
     assert done.returncode == 2
@@ -154,6 +160,7 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["bench", "--concurrency", "\u00b2"], "is not a number of streams"),
         (["bench", "--concurrency", "9" * 5000], "is not a number of streams"),
         (["diagnose", "--since", "9" * 5000 + "d"], "is no length of time"),
+        (["docs", "--out", "/proc/nope"], "nothing can be written"),
         (["results", "--out", "x" * 5000], "File name too long"),
         (["diagnose", "--bundle", "x" * 5000], "File name too long"),
         (["health", "--wat"], "No idea what '--wat' is"),
@@ -174,6 +181,7 @@ def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: lis
         ("{} runbook nan-output >&-", 0),
         ("{} --list | head -1; true", 0),  # 0 or 1, by who is faster; but no traceback
         ("{} runbook >/dev/full", 1),
+        ("{} --list >/dev/full", 1),
         ("{} bench.report --out {} >/dev/full", 1),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from . import vitals, watch
 from .battery import BATTERIES
@@ -20,9 +21,12 @@ EXIT_CODES = {"healthy": 0, "degraded": 1, "nan": 3, "dead": 4}  # 2 is argparse
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    key = os.environ.get(options.key_env) if options.key_env else None
-    if options.key_file:
-        key = options.key_file.read_text(encoding="utf-8").strip()
+    try:
+        key = _checked(options)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        print(f"canary: {reason}", file=sys.stderr)
+        return 2
     endpoint = Endpoint(options.url, options.model, key, silence=options.silence)
     if options.vitals:
         _emit(vitals.round_of_questions(endpoint))
@@ -44,6 +48,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.textfile:
             watch.write(options.textfile, watch.metrics(state))
     return EXIT_CODES[said]
+
+
+def _checked(options: argparse.Namespace) -> str | None:
+    """The key, or None. Raises ValueError for a key or an address that cannot be used, in words that show no secret."""
+    where = urlsplit(options.url)
+    if where.scheme not in ("http", "https") or not where.hostname or where.port == 0 or "@" in where.netloc:
+        raise ValueError("--url is http[s]://HOST[:PORT][/PREFIX], without a user or a password")
+    if not (options.url.isascii() and options.url.isprintable() and " " not in options.url):
+        raise ValueError("--url holds a space, a control character or a letter outside ASCII")
+    if not all(number is None or 0 < number < 1e6 for number in (options.silence, options.budget)):
+        raise ValueError("--silence and --budget are seconds, above zero")
+    key: str | None = os.environ.get(options.key_env) if options.key_env else None
+    if options.key_file:
+        try:
+            key = options.key_file.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"{options.key_file} holds no text, and so no key") from None
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError("the key holds what no header takes: a space, a line break or a letter outside ASCII")
+    return key
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -3,9 +3,12 @@ whole answer."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -124,9 +127,26 @@ def _exchange(
     connection = kind(where.hostname or "127.0.0.1", where.port, timeout=min(silence, limit))
     started = time.monotonic()
     body = b""
+    late = threading.Event()
+
+    def shut() -> None:
+        """A head that comes in drops: each of them begins the socket's own time-out anew."""
+        late.set()
+        if connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    watch = threading.Timer(limit, shut)
+    watch.daemon = True
+    watch.start()
     try:
-        connection.request(method, where.path.rstrip("/") + path, body=payload, headers=endpoint.headers())
-        response = connection.getresponse()
+        try:
+            connection.request(method, where.path.rstrip("/") + path, body=payload, headers=endpoint.headers())
+            response = connection.getresponse()
+        finally:
+            watch.cancel()
+        if late.is_set():
+            raise TimeoutError
         reply.status = response.status
         while len(body) < LARGEST_BODY:
             # read1 notices a chunked body that ends early (IncompleteRead); readline would take it for the end.
@@ -152,6 +172,8 @@ def _exchange(
     except (OSError, http.client.HTTPException, ValueError) as error:
         # "Remote end closed connection without response", a reset, or bytes that are not HTTP
         reply.failure = "dropped" if isinstance(error, (OSError, http.client.RemoteDisconnected)) else "unreadable"
+        if late.is_set():
+            reply.failure = "silent"
         reply.error = f"no HTTP: {error}"[:120] if reply.failure == "unreadable" else ""
         reply.whole = False
     finally:
