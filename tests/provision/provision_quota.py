@@ -1,7 +1,7 @@
 """A file system with a real quota, on a guest: btrfs in an image on a loop device of this machine.
 
-A guest may not open a loop device, so this machine does: in the guest's mounts, with its own rights. ext4's quotas
-would need a kernel with CONFIG_QFMT_V2.
+A guest has no loop device: this machine lends one, and mounts it among the guest's mounts. ext4's quotas would need a
+kernel with CONFIG_QFMT_V2.
 """
 
 from __future__ import annotations
