@@ -108,6 +108,21 @@ def test_a_key_that_no_header_takes(
     assert "5ecret" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--input-len", "\u00b2"], ["--output-len", "9" * 5000], ["--input-len", "-512"], ["--input-len", "9-3"],
+        ["--token-ids", "\u00b2:3"], ["--concurrency", "9" * 5000], ["--rate", "nan"], ["--temperature", "nan"],
+        ["--again", "-1"], ["--repeats", "999999999"], ["--lengths", "/dev/null"], ["--window", "inf"],
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    event = told(["--url", "http://127.0.0.1:1", "--json", "--api", "generate", *words], capfd)
+    assert event["kind"] == "usage"
+    assert event["text"].startswith(words[0].strip("-"))
+    assert len(event["text"]) < 300
+
+
 def test_a_bug_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def bug(*_: object) -> bool:
         raise LookupError(KEY)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+MOST = 10_000_000  # tokens
 WORKLOADS = {
     "prefill-heavy": ("4096", "128", 0.0),
     "decode-heavy": ("128", "1024", 0.0),
@@ -60,11 +62,11 @@ def lengths_of(prompt: str, answer: str, file: Path | None = None) -> Lengths:
 
 
 def _range(name: str, text: str) -> tuple[int, int]:
-    low, dash, high = text.partition("-")
-    if not low.isdigit() or (dash and not high.isdigit()):
-        raise ValueError(f"{name}: {text!r} is neither a length (512) nor a range (256-1024)")
+    low, _, high = text.partition("-")
+    if not re.fullmatch("[0-9]{1,9}(-[0-9]{1,9})?", text):
+        raise ValueError(f"{name}: {text[:40]!r} is neither a length (512) nor a range (256-1024)")
     ends = int(low), int(high or low)
-    if not 1 <= ends[0] <= ends[1] < 10_000_000:
+    if not 1 <= ends[0] <= ends[1] < MOST:
         raise ValueError(f"{name}: {text!r}: lengths are positive, and the lower end comes first")
     return ends
 
@@ -75,7 +77,7 @@ def _pairs(file: Path) -> tuple[tuple[int, int], ...]:
         told = json.loads(file.read_text())
     except OSError as error:
         raise ValueError(f"lengths: {file}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"lengths: {file}: {error}; {wanted}") from None
     if not isinstance(told, list) or not told:
         raise ValueError(f"lengths: {file}: {wanted}")
@@ -88,4 +90,4 @@ def _pairs(file: Path) -> tuple[tuple[int, int], ...]:
 def _is_pair(pair: object) -> bool:
     if not isinstance(pair, Sequence) or len(pair) != 2:
         return False
-    return all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in pair)
+    return all(isinstance(one, int) and not isinstance(one, bool) and 0 < one < MOST for one in pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +134,14 @@ def _number(name: str, word: str, kind: type[int] | type[float]) -> Any:
         value = kind(0)
     if not 0 < value < 1e5:
         what = "a number of streams" if kind is int else "a number of requests a second"
-        raise ValueError(f"{name}: {word.strip()!r} is not {what}")
+        raise ValueError(f"{name}: {word.strip()[:40]!r} is not {what}")
     return value
 
 
 def _ids(text: str) -> TokenIds:
     first, _, last = text.partition(":")
-    if not first.isdigit() or not last.isdigit() or int(first) >= int(last):
-        raise ValueError(f"token-ids: {text!r} is not a range of ids (1000:150000)")
+    if not re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", text) or int(first) >= int(last):
+        raise ValueError(f"token-ids: {text[:40]!r} is not a range of ids (1000:150000)")
     return TokenIds(int(first), int(last))
 
 
