@@ -11,7 +11,7 @@ from runbooks.deploy import guard, releases, software
 from runbooks.deploy.attempt import now
 from runbooks.deploy.back import Placed, at, prove, start_again
 from runbooks.deploy.flow import DeployResult, agree, deploy, out_of_traffic
-from runbooks.deploy.key import ready_key
+from runbooks.deploy.key import ready_key, tell_open
 from runbooks.deploy.look import Host, look
 from runbooks.deploy.releases import Release
 from runbooks.deploy.traffic import Replica, group_of
@@ -42,7 +42,9 @@ def deploy_hosts(
     together = nodes(inventory, profile)  # a wrong name is refused before any host is touched
     if together > 1:
         _must_be_one_server(session, profile, together)
-    if not check:
+    if check:
+        tell_open(inventory, session.report)
+    else:
         ready_key(session)
     results: list[DeployResult] = []
 
