@@ -8,6 +8,7 @@ or wait, from /metrics. Standard library only; the key is never on a command lin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import urllib.error
@@ -50,14 +51,16 @@ def completion(question: dict[str, Any]) -> dict[str, Any]:
             "text": (message.get("reasoning_content") or "") + (message.get("content") or ""),
             "finish": choice.get("finish_reason"),
         }
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return {"status": status, "error": text[:300]}
 
 
 def info(question: dict[str, Any]) -> dict[str, Any]:
     for path in ("/server_info", "/get_server_info"):
         status, text = get(question, path)
-        if status == 200:
+        if status != 200:
+            continue
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # a page of something in between
             return {"status": status, "info": {k: v for k, v in json.loads(text).items() if k != "internal_states"}}
     return {"status": status, "error": text[:300]}
 
@@ -68,7 +71,8 @@ def live(question: dict[str, Any]) -> dict[str, Any]:
     for line in text.splitlines():
         for name, metric in (("running", "sglang:num_running_reqs"), ("queued", "sglang:num_queue_reqs")):
             if line.startswith((metric + "{", metric + " ")):
-                counts[name] += float(line.rsplit(" ", 1)[1])
+                with contextlib.suppress(ValueError):
+                    counts[name] += float(line.rsplit(" ", 1)[1])
     return {"status": status, **counts}
 
 

@@ -50,8 +50,8 @@ class Rollout:
     @classmethod
     def read(cls, *, serial: str = "", parallel: int = 0, stop_after_failures: int = 0) -> Rollout:
         """From what people typed; "" and 0 are not given. Raises UsageError."""
-        if serial and not re.fullmatch(r"[1-9]\d*|([1-9]\d?|100)%", serial):
-            raise UsageError(f"--serial {serial}: a number of hosts, or a share of them such as 25%")
+        if serial and not re.fullmatch(r"[1-9][0-9]{0,5}|([1-9][0-9]?|100)%", serial):
+            raise UsageError(f"--serial {serial[:40]}: a number of hosts, or a share of them such as 25%")
         if parallel < 0:
             raise UsageError(f"--parallel {parallel}: a number of hosts, at least 1")
         if stop_after_failures < 0:

@@ -152,11 +152,11 @@ def from_console(text: str) -> str | None:
 def pin(known_hosts: Path, address: str, port: int, key: str) -> None:
     """Replace what is pinned for this address by this one key, in one rename."""
     name = address if port == 22 else f"[{address}]:{port}"
-    lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
+    lines = known_hosts.read_text(errors="surrogateescape").splitlines() if known_hosts.exists() else []
     kept = [line for line in lines if name not in line.partition(" ")[0].split(",")]
     known_hosts.parent.mkdir(parents=True, exist_ok=True)
     part = known_hosts.with_name(f"{known_hosts.name}.new")
-    part.write_text("\n".join([*kept, f"{name} {key}"]) + "\n")
+    part.write_text("\n".join([*kept, f"{name} {key}"]) + "\n", errors="surrogateescape")
     part.replace(known_hosts)
 
 

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runbooks.bench.loadgen import cli, server
+from runbooks.bench.loadgen.records import request_of
 from runbooks.bench.loadgen.server import Server
 from runbooks.bench.loadgen.wire import Target
+from runbooks.canary.probe.reply import Reply, read_body
+from runbooks.canary.probe.shape import compression
 from runbooks.engine.printers import PlainPrinter
 from runbooks.engine.report import Reporter
 
@@ -106,6 +109,25 @@ def test_a_key_that_no_header_takes(
     monkeypatch.setenv("RUNBOOKS_API_KEY", key)
     assert told(["--url", "http://127.0.0.1:1", "--json"], capfd)["kind"] == "usage"
     assert "5ecret" not in "".join(capfd.readouterr())
+
+
+def test_half_a_letter_and_a_number_without_end_are_counted_like_any() -> None:
+    """JSON may hold half of a pair, and a server that cuts its text by tokens sends one."""
+    text = r"\ud83d"
+    first = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}}]}\n\n' % text.encode()
+    deep = b"data: " + b"[" * 100_000 + b"\n\n"
+    endless = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}], "usage": {"completion_tokens": 1e400}}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    reads = [(1_000, head + first), (2_000, first), (3_000, endless), (4_000, deep), (5_000, b"data: [DONE]\n\n")]
+    meta = {"slot": 0, "asked": 3, "start": 0, "end": 6_000}
+    request = request_of(meta, reads)
+    assert request.done
+    assert request.error == "an event that is not JSON"
+    assert compression("\ud83d" * 400) < 0.5
+    logprobs = {"content": [{"token": "a", "logprob": 10**400, "top_logprobs": []}]}
+    chunk = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": logprobs, "finish_reason": "stop"}]}
+    read_body(reply := Reply(status=200, asked_logprobs=True), f"data: {json.dumps(chunk)}\n\n".encode(), stream=True)
+    assert reply.content == "a"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Alike(NamedTuple):
 
 def alike(data: bytes, text: str) -> Alike | None:
     """What is like this event, whose text was parsed; None where the text does not stand in it once and plainly."""
-    literal = b'"%s"' % text.encode()
+    literal = b'"%s"' % text.encode(errors="surrogatepass")
     at = data.find(literal)
     if not text or data[:at].rstrip()[-1:] != b":" or data.find(literal, at + 1) >= 0:
         return None

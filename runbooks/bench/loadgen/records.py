@@ -113,7 +113,7 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
         if model and (found := model.read(event.data)):
             at, (text, count) = times[event.read], found
             pieces.append(text)
-            weights.append((at, len(text.encode())))
+            weights.append((at, len(text.encode(errors="surrogatepass"))))
             if count is not None:
                 counted.append((at, count))
                 final = count
@@ -124,7 +124,7 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
             continue
         try:
             message = json.loads(event.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             request.error = request.error or "an event that is not JSON"
             continue
         if not isinstance(message, dict):
@@ -140,7 +140,7 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
         _ending(request, message)
         if text:
             pieces.append(text)
-            weights.append((at, len(text.encode())))
+            weights.append((at, len(text.encode(errors="surrogatepass"))))
         usage = message.get("usage") or message.get("meta_info")
         if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
             final = usage["completion_tokens"]
@@ -150,7 +150,7 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
         if "choices" in message and not request.finish_reason and not (model and event.data.startswith(model.head)):
             model = alike(event.data, text)
     text = "".join(pieces)
-    request.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    request.digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
     request.garbage = garbage(text, pieces, final or 0)
     request.source, request.arrivals = _arrivals(counted, weights, final)
     request.tokens = request.arrivals[-1][1] if request.arrivals else 0
@@ -237,7 +237,7 @@ def _prompt(request: Request, usage: dict[str, Any]) -> None:
 def _error_text(body: bytes) -> str:
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body[:120].decode("utf-8", "replace").strip()
     error = message.get("error") if isinstance(message, dict) else None
     if isinstance(error, dict):

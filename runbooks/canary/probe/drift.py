@@ -41,7 +41,7 @@ def kept(path: Path) -> Mapping[str, Any]:
     """What was written down; empty where nothing was, or nothing that can be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -108,7 +108,7 @@ def read_body(reply: Reply, body: bytes, *, stream: bool) -> Reply:
     reply.streamed = False
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         reply.failure = "unreadable"
         reply.error = _words_of_error(text)
         return reply
@@ -127,7 +127,7 @@ def _events(reply: Reply, text: str) -> Iterator[Any]:
         reply.chunks += 1
         try:
             yield json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply.whole = False  # a line cut in the middle
 
 
@@ -193,9 +193,10 @@ def _logprobs(logprobs: Mapping[str, Any]) -> Iterator[Logprob]:
 def _number(value: Any) -> float | None:
     """A finite number, else None. json.loads reads NaN and Infinity, which some servers write although JSON forbids
     them."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # a whole number of 400 digits
+        return None
 
 
 def _count(value: Any, before: int | None) -> int | None:
@@ -209,7 +210,7 @@ def _string(value: Any) -> str:
 def _words_of_error(text: str) -> str:
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _plain(text)
     for key in ("error", "message", "detail"):
         inner = document.get(key) if isinstance(document, Mapping) else None

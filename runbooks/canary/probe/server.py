@@ -117,7 +117,7 @@ def document(endpoint: Endpoint, path: str, missing: str | None = None, *, timeo
         return {}
     try:
         read = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return read if isinstance(read, Mapping) else {}
 

@@ -205,5 +205,5 @@ def lacks_small_words(text: str) -> str:
 def compression(text: str) -> float:
     """Compressed size over size, of UTF-8 bytes. Prose stands above 0.4, a loop of any length falls towards 0; 1.0
     below 400 bytes."""
-    raw = text.encode()
+    raw = text.encode(errors="surrogatepass")  # a half of a pair, as JSON may hold
     return len(zlib.compress(raw, 9)) / len(raw) if len(raw) >= 400 else 1.0

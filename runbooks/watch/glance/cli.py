@@ -104,7 +104,7 @@ def _canary(state: Path) -> list[Any] | None:
     try:
         said = json.loads(state.read_text(encoding="utf-8"))
         return [said["verdict"], round(time.time() - said["last_run"])]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
