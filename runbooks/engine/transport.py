@@ -265,15 +265,20 @@ class Connection:
 
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         known = self.target.known_hosts
+        if known.exists() and not known.is_file():
+            raise UsageError(f"{known} cannot be read as known_hosts: it is no file")
         if known.exists():
             try:
                 client.load_host_keys(str(known))
-            except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"{known} cannot be read as known_hosts: {_reason(error)}") from None
+            except Exception as error:  # whatever Paramiko trips over in a line
+                line = getattr(error, "line", "")
+                reason = f"{line.strip()[:80]!a} is no line of it" if line else _reason(error)
+                raise UsageError(f"{known} cannot be read as known_hosts: {reason}") from None
         if client.get_host_keys().lookup(name) is None:
             # The person's own ~/.ssh/known_hosts tells of hosts that nobody pinned beside the inventory, and no others:
             # Paramiko believes it first, and there may be an old line of the same address in it.
-            client.load_system_host_keys()
+            with contextlib.suppress(Exception):  # a damaged line there is theirs to mend, and the host is unknown then
+                client.load_system_host_keys()
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(what, host=self.name, next=self.target.ssh, page="host-unreachable")
