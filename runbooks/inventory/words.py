@@ -16,6 +16,7 @@ from runbooks.inventory.source import Document, Path, shown
 
 _URL = r"https?://[^\s\"'`\\#&$<>|]+"
 _HOST = r"[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]*"
+_BARE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _PACKAGE = r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?"
 _PIP = r"[A-Za-z0-9][^\x00-\x1f\x7f]*"
 _LOGIN = r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}"
@@ -49,8 +50,10 @@ class Number:
 
 
 TEXTS = (
-    Text("**.address", _HOST + r"(/\d+)?", "a name or an address"),
-    Text("**.proxy_jump", _WORD, "[USER@]HOST[:PORT]"),
+    Text("hosts.*.address", _HOST, "a name or an address"),
+    Text("**.ssh.address", _HOST, "a name or an address"),
+    Text("hosts.*.vm.address", _HOST + r"(/\d+)?", "an address in CIDR form"),
+    Text("**.proxy_jump", rf"({_LOGIN}@)?({_BARE}|\[[0-9A-Fa-f:.%\w]+\])(:[0-9]{{1,5}})?", "[USER@]HOST[:PORT]"),
     Text("**.ssh.user", _LOGIN, "a login name"),
     Text("hosts.*.user", _LOGIN, "a login name"),
     Text("hosts.*.vm.user", r"[a-z_][a-z0-9_-]{0,31}", "a login name"),

@@ -111,6 +111,11 @@ def test_hostile_words_are_refused_where_they_stand(path: tuple[str | int, ...])
         (("bench", "concurrency"), [], "should name at least one"),
         (("groups", "all-glm5", "hosts"), [], "should name at least one"),
         ((*RUNTIME, "sglang"), "main", "should be a version of SGLang"),
+        (("hosts", "glm5-a", "address"), "192.0.2.10/24", "should be a name or an address"),
+        *(
+            (("hosts", "glm5-a", "proxy_jump"), jump, "should be [USER@]HOST[:PORT]")
+            for jump in ("ops@", "h:abc", "x@y@z z", "[::1", "../../x", "$(id)", "ops@h:123456")
+        ),
         (("profiles", "final", "before"), {"newer": {"why": "x"}}, "the key should be a version of SGLang"),
         (("profiles", "a,b"), {"why": "x"}, "a name is up to 63 letters"),
         (("profiles", ".."), {"why": "x"}, "a name is up to 63 letters"),
@@ -151,6 +156,8 @@ def test_what_people_really_write_is_taken() -> None:
         (("hosts", "glm5-a", "address"), "2001:db8::1"),
         (("hosts", "glm5-a", "address"), "glm5_a.example.net"),
         (("hosts", "glm5-a", "proxy_jump"), "ann@jump.example:2222"),
+        (("hosts", "glm5-a", "proxy_jump"), "CORP\\ann@[2001:db8::1]:2222"),
+        (("hosts", "glm5-a", "proxy_jump"), "alias_of_ssh-config"),
         (("driver", "packages", 0), "libnvidia-gl-580:i386"),
         (("cuda", "package"), "cuda-toolkit-13-0=13.0.*"),
         ((*RUNTIME, "packages", 0), "flash-attn @ git+https://github.com/Dao-AILab/flash-attention@v2.8.3"),
