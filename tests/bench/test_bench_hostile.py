@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -109,6 +110,23 @@ def test_a_key_that_no_header_takes(
     monkeypatch.setenv("RUNBOOKS_API_KEY", key)
     assert told(["--url", "http://127.0.0.1:1", "--json"], capfd)["kind"] == "usage"
     assert "5ecret" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        (b"Content-Encoding: gzip\r\n", b"not gzip", "not gzip"),
+        (b"Transfer-Encoding: chunked\r\n", b"-5\r\nabc\r\n", "not the size of a chunk"),
+        (b"Transfer-Encoding: chunked\r\n", b"zz\r\nabc\r\n", "invalid literal|not the size"),
+        (b"Content-Length: \xb2\r\n", b"{}", "invalid literal|no events"),
+        (b"X: " + b"y" * 70_000, b"", "over 64 KiB"),
+    ],
+)
+def test_an_answer_that_is_no_http_is_a_failure_of_its_request(head: bytes, body: bytes, said: str) -> None:
+    reads = [(1_000, b"HTTP/1.1 200 OK\r\n" + head + (b"\r\n" + body if body else b""))]
+    error = request_of({"slot": 0, "asked": 3, "start": 0, "end": 6_000}, reads).error
+    assert error is not None
+    assert re.search(said, error), error
 
 
 def test_half_a_letter_and_a_number_without_end_are_counted_like_any() -> None:

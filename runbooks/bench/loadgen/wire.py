@@ -183,7 +183,10 @@ class Chunks:
                 line = data.find(b"\r\n", at)
             if line < 0:
                 break
-            self.left = int(data[at:line].split(b";")[0] or b"0", 16)
+            size = data[at:line].split(b";")[0].strip() or b"0"
+            if not size.isalnum():
+                raise ValueError(f"not the size of a chunk: {size[:20]!r}")
+            self.left = int(size, 16)
             at = line + 2
             self.complete = self.left == 0
         self.rest = data[at:]
@@ -208,8 +211,16 @@ def cut(reads: list[bytes]) -> tuple[Head | None, list[Event], bytes, bool]:
     body = b"".join(pieces)
     complete = len(body) >= head.length if head and head.length is not None else chunks.complete
     if head and head.gzip:
-        return head, [], zlib.decompress(body, 31), complete
+        return head, [], _unpacked(body), complete
     return head, _events(pieces), body, complete
+
+
+def _unpacked(body: bytes) -> bytes:
+    """What an error says, or its beginning. Raises ValueError for what was not packed at all."""
+    try:
+        return zlib.decompressobj(31).decompress(body, 1_000_000)
+    except zlib.error as error:
+        raise ValueError(f"a body that is not gzip ({error})") from None
 
 
 def _events(pieces: list[bytes]) -> list[Event]:
