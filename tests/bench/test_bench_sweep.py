@@ -194,5 +194,5 @@ def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytes
     assert not [path for path in folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     with pytest.raises(RunbookError, match="3 live or queued"):
         bench_url(f"http://127.0.0.1:{port}/busy", short, out=str(tmp_path), reporter=Reporter(said))
-    with pytest.raises(UsageError, match="no http"):
+    with pytest.raises(UsageError, match="not an http"):
         bench_url("ftp://x", short, reporter=Reporter(said))
