@@ -70,7 +70,9 @@ def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]
     """Do something with the job that `word` means on each host. A host that has none is left out, unless all have."""
     jobs = {outcome.host: outcome for outcome in session.each(follow.list_jobs)}
     meant = {host: _meant(outcome.value or [], word) for host, outcome in jobs.items()}
-    session.tell_errors(list(jobs.values()))
+    unasked = session.tell_errors(list(jobs.values()))
+    if unasked and not any(meant.values()):
+        return 1  # a host that gave no answer may have it
     if not any(meant.values()):
         names = sorted({job.label for outcome in jobs.values() for job in outcome.value or []})
         what = f"there is no job {word!r}" if word else "there is no job at work"
@@ -86,7 +88,7 @@ def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]
 
     session.hosts = [host for host in session.hosts if meant[host] is not None]
     failed = session.tell_errors(session.each(one))
-    return int(failed or not all(good))
+    return int(unasked or failed or not all(good))
 
 
 def _meant(jobs: Sequence[Job], word: str) -> Job | None:

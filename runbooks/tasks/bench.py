@@ -52,6 +52,7 @@ def sweep(
 ) -> int:
     """Measure 1 to 64 streams; say what bounds them."""
     from runbooks.bench import asked, bench_hosts, bench_url
+    from runbooks.engine.errors import UsageError
     from runbooks.engine.printers import printer
     from runbooks.engine.report import Reporter
 
@@ -69,6 +70,8 @@ def sweep(
         resume=resume,
         force=force,
     )
+    if url and (hosts or inventory):
+        raise UsageError("url: it is asked from here; --hosts and --inventory are for servers of the inventory")
     if url:
         return bench_url(url, options, out=out, reporter=Reporter(printer(json_lines=json, plain=plain)))
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain) as session:

@@ -106,9 +106,12 @@ def runbook(
     plain: bool = False,
 ) -> int:
     """Read an on-call page, or list them; --run walks it."""
+    from runbooks.engine.errors import UsageError
     from runbooks.oncall import show
 
     if not run:
+        if log:
+            raise UsageError("--log: only what --run does has a log", next=f"invoke runbook {page} --run --log {log}")
         return show(page, plain=plain or json)
     from runbooks.incident import run_page
 

@@ -87,6 +87,13 @@ def test_an_unreachable_host_is_an_error_with_a_line_to_paste(words: list[str], 
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("task", ["jobs.follow", "jobs.result", "jobs.cancel"])
+def test_a_host_that_gave_no_answer_is_not_said_to_have_no_job(task: str, unreachable: str) -> None:
+    done = invoke(task, "provision-1", "--inventory", unreachable)
+    assert done.returncode == 1
+    assert "there is no job" not in done.stdout + done.stderr
+
+
 def test_an_unknown_profile_is_refused_before_anything_is_touched(unreachable: str) -> None:
     done = invoke("deploy", "--profile", "finale", "--inventory", unreachable)
     assert done.returncode == 2
@@ -156,6 +163,9 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["rollback", "--to=-1"], "--to -1: should be between 0 and"),
         (["watch", "--every", "nan"], "--every nan: should be between 0 and"),
         (["audit", "--lines", "9" * 5000], "that is no number"),
+        (["bench", "--url", "http://127.0.0.1:9", "--hosts", "a"], "url: it is asked from here"),
+        (["bench", "--precision", "9"], "precision: 9 is a part of the rate"),
+        (["runbook", "nan-output", "--log", "x"], "only what --run does has a log"),
         (["bench", "--repeats", "999999999"], "repeats: 999999999 passes"),
         (["bench", "--concurrency", "\u00b2"], "is not a number of streams"),
         (["bench", "--concurrency", "9" * 5000], "is not a number of streams"),

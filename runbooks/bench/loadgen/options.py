@@ -54,6 +54,8 @@ def options_of(argv: Sequence[str] | None) -> Options:
     for name in ("warmup", "drain", "silence", "precision"):
         if not 0 <= getattr(told, name) < 1e6:
             raise ValueError(f"{name}: {getattr(told, name):g} is not a number from 0 to a million")
+    if told.precision > 0.5:
+        raise ValueError(f"precision: {told.precision:g} is a part of the rate itself: 0.02 is 2 %, and 0.5 the most")
     if not 0 < told.window < 1e6:
         raise ValueError(f"window: {told.window:g} is not a positive number of seconds")
     if told.api == "chat" and told.token_ids:
