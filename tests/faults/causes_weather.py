@@ -99,8 +99,9 @@ def forced_wrapper(world: World) -> Ran:
     """It says something of its own, and then runs what was asked for."""
     world.sh("printf '#!/bin/sh\\necho recorded session\\necho recorded >&2\\nexec sh -c \"$SSH_ORIGINAL_COMMAND\"\\n'"
              " >/usr/local/bin/recorded && chmod 755 /usr/local/bin/recorded")  # fmt: skip
+    way = _ops(world, "ForceCommand /usr/local/bin/recorded")
     world.undo("rm -f /usr/local/bin/recorded")
-    return world.run(target=_ops(world, "ForceCommand /usr/local/bin/recorded"))
+    return world.run(target=way)
 
 
 def no_sessions(world: World) -> Ran:
