@@ -15,7 +15,7 @@ import pytest
 from runbooks.bench.loadgen import cli, server
 from runbooks.bench.loadgen.records import request_of
 from runbooks.bench.loadgen.server import Server
-from runbooks.bench.loadgen.wire import Target
+from runbooks.bench.loadgen.wire import Target, head_of
 from runbooks.canary.probe.reply import Reply, read_body
 from runbooks.canary.probe.shape import compression
 from runbooks.engine.printers import PlainPrinter
@@ -120,6 +120,7 @@ def test_a_key_that_no_header_takes(
         (b"Transfer-Encoding: chunked\r\n", b"zz\r\nabc\r\n", "invalid literal|not the size"),
         (b"Content-Length: \xb2\r\n", b"{}", "invalid literal|no events"),
         (b"X: " + b"y" * 70_000, b"", "over 64 KiB"),
+        (b"X: " + b"y" * 70_000 + b"\r\n", b"{}", "over 64 KiB"),
     ],
 )
 def test_an_answer_that_is_no_http_is_a_failure_of_its_request(head: bytes, body: bytes, said: str) -> None:
@@ -127,6 +128,19 @@ def test_an_answer_that_is_no_http_is_a_failure_of_its_request(head: bytes, body
     error = request_of({"slot": 0, "asked": 3, "start": 0, "end": 6_000}, reads).error
     assert error is not None
     assert re.search(said, error), error
+
+
+def test_what_comes_before_the_answer_is_not_the_answer() -> None:
+    """RFC 9110: 1xx answers may stand before any other; a proxy sends 100 or 103."""
+    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    answer = (
+        b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n'
+    )
+    for reads in ([(1, head + answer)], [(1, head), (2, answer)], [(1, head[:30]), (2, head[30:]), (3, answer)]):
+        request = request_of({"slot": 0, "asked": 1, "start": 0, "end": 9}, reads)
+        assert (request.status, request.done, request.failure) == (200, True, None)
+    with pytest.raises(ValueError, match="over 64 KiB"):
+        head_of(b"HTTP/1.1 100 Continue\r\n\r\n" * 5_000)
 
 
 def test_half_a_letter_and_a_number_without_end_are_counted_like_any() -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+HEAD = 65536  # bytes that a head may have
 Prompt = str | list[int]  # text, or token ids
 
 APIS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
@@ -129,15 +130,18 @@ class Head:
 
 def head_of(data: bytes) -> Head | None:
     """The head, or None while it is not complete. Raises ValueError when this is not HTTP."""
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        if len(data) > 65536:
+    begin, words = 0, ["", "1"]
+    while words[1].startswith("1"):  # 100 Continue, 103 Early Hints: the answer itself comes behind it
+        end = data.find(b"\r\n\r\n", begin)
+        if end < 0 and len(data) <= HEAD:
+            return None
+        if not 0 <= end <= HEAD:
             raise ValueError("an HTTP head over 64 KiB")
-        return None
-    first, *lines = data[:end].decode("latin-1").split("\r\n")
-    words = first.split(" ", 2)
-    if not words[0].startswith("HTTP/") or len(words) < 2 or not words[1].isdigit():
-        raise ValueError(f"not an HTTP answer: {first[:60]!r}")
+        first, *lines = data[begin:end].decode("latin-1").split("\r\n")
+        words = first.split(" ", 2)
+        if not words[0].startswith("HTTP/") or len(words) < 2 or not words[1].isdigit():
+            raise ValueError(f"not an HTTP answer: {first[:60]!r}")
+        begin = end + 4
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     chunked = "chunked" in fields.get("transfer-encoding", "").lower()
     length = fields.get("content-length", "")
