@@ -1,0 +1,106 @@
+"""Long work and locks, as `invoke jobs`, `invoke unlock` and `invoke audit` tell of them and end them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runbooks import jobs, paths
+from runbooks.audit import tell_changes, unlock_hosts
+from runbooks.engine import lock
+from runbooks.engine.errors import UsageError
+from runbooks.engine.jobs import run_job
+from runbooks.engine.report import Reporter
+from runbooks.engine.transport import Connection, Target
+from runbooks.inventory import load
+from runbooks.session import Session
+from tests.engine.conftest import LocalConnection
+from tests.recorder import Recorder
+
+pytestmark = pytest.mark.served
+
+LOADED = load(Path(__file__).parents[2] / "inventory.yaml")
+LIKE = next(iter(LOADED.inventory.hosts.values()))
+
+
+def here(tmp_path: Path) -> Connection:
+    return LocalConnection(Target(name="here", address="127.0.0.1", known_hosts=tmp_path / "known_hosts"))
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Iterator[Session]:
+    """One host, which is this machine; its state lies below tmp_path."""
+    for name in ("JOBS", "LOCK", "AUDIT"):
+        monkeypatch.setattr(paths, name, str(tmp_path / name.lower()))
+    monkeypatch.setattr(Session, "connect", lambda self, name: here(tmp_path))
+    inventory = msgspec.structs.replace(LOADED.inventory, hosts={"here": LIKE})
+    with Session(replace(LOADED, inventory=inventory), ["here"], Reporter(recorder), True) as found:
+        yield found
+
+
+def told(recorder: Recorder) -> str:
+    text = json.dumps([{"text": event.text, **event.data} for event in recorder.events], ensure_ascii=False)
+    recorder.events.clear()
+    return text
+
+
+def test_a_job_is_listed_followed_ended_and_told_of(session: Session, recorder: Recorder, tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    def work() -> None:
+        script = "for i in $(seq 200); do echo line $i; sleep 0.1; done"
+        with here(tmp_path) as connection:
+            ended.append(run_job(connection, "long", script, limit=60, report=Reporter(Recorder())).rc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while "at work" not in (said := told(recorder)):
+        assert time.monotonic() < deadline, said
+        jobs.list_jobs(session)
+    assert "long-" in said
+    assert jobs.tell_result(session, "long") == 0  # no failure: it is at work
+    assert jobs.cancel_job(session, "") == 0  # the one that is at work
+    thread.join(20)
+    assert ended == [143]
+    told(recorder)
+    assert jobs.tell_result(session, "long") == 1
+    said = told(recorder)
+    assert "cancelled" in said
+    assert "line 1" in said
+    assert jobs.follow_job(session, "long") == 1
+    assert "line 1" in told(recorder)
+    with pytest.raises(UsageError, match="there is no job 'lnog'"):
+        jobs.follow_job(session, "lnog")
+    with pytest.raises(UsageError, match="there is no job at work"):
+        jobs.cancel_job(session, "")
+
+
+def test_a_lock_is_taken_away_and_its_holder_named(
+    session: Session, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with here(tmp_path) as connection:
+        lock.take(connection, "theirs", "provision")
+        assert unlock_hosts(session) == 0
+        said = told(recorder)
+        assert f"(pid {os.getpid()})" in said
+        assert ": provision" in said
+        assert not Path(paths.LOCK).exists()
+        assert unlock_hosts(session) == 0
+        assert "not locked" in told(recorder)
+        connection.ask(lock.audit_script("provision", "file /etc/x", ("mode 0644 -> 0600",)))
+    assert tell_changes(session, 5) == 0
+    assert "mode 0644 -> 0600" in told(recorder)
