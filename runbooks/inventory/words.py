@@ -155,7 +155,7 @@ NUMBERS = (
     Number("bench.window", above=0, most=86400),
     Number("bench.precision", least=0, most=0.5),
     Number("bench.repeats", least=1, most=9),
-    Number("bench.reference.*", above=0, most=1e9),
+    Number("bench.reference.*", above=0, least=0.001, most=1e9),
     *(Number(f"hosts.*.vm.{name}", least=1, most=1e6) for name in ("cores", "memory_gib", "disk_gib")),
     Number("hosts.*.vm.vlan", least=1, most=4094),
     Number("hosts.*.vm.numa_nodes.*", least=0, most=1023),
