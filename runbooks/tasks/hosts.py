@@ -99,12 +99,18 @@ def job_result(
 
 @command(name="cancel", word="job", iterable=["hosts"], help={**JOB, **YES})
 def cancel_job(
-    context: Context, hosts: list[str], job: str = "", inventory: str | None = None, yes: bool = False
+    context: Context,
+    hosts: list[str],
+    job: str = "",
+    inventory: str | None = None,
+    yes: bool = False,
+    json: bool = False,
+    plain: bool = False,
 ) -> int:
     """End a job, with all that it started."""
     from runbooks.jobs import cancel_job as run
 
-    with open_session(inventory=inventory, hosts=hosts, yes=yes) as session:
+    with open_session(inventory=inventory, hosts=hosts, yes=yes, json=json, plain=plain) as session:
         return run(session, job)
 
 

@@ -46,3 +46,12 @@ def test_who_is_begun_with(rollout: Rollout, begun: list[str], monkeypatch: pyte
             assert first is not second  # what was begun is used once
         assert closed == ["plain", "plain"]
     assert closed[2:] == begun[1:]  # and what nobody used is closed
+
+
+def test_what_meets_hosts_can_be_read_by_people_and_by_programs() -> None:
+    import tasks
+
+    names = {name: {one.name for one in tasks.namespace[name].get_arguments()} for name in tasks.namespace.task_names}
+    asked = {name for name, options in names.items() if {"hosts", "inventory"} <= options}
+    assert len(asked) > 15
+    assert [name for name in sorted(asked) if not {"json", "plain"} <= names[name]] == []
