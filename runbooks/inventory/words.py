@@ -214,6 +214,8 @@ def check_plain(document: Document) -> None:
         words = [part for part in path[-1:] if isinstance(part, str)] + ([value] if isinstance(value, str) else [])
         if any(_UNFIT.search(word) for word in words):
             document.problem(path, "holds a control character, or half a letter")
+        elif any("PRIVATE KEY-----" in word for word in words):
+            document.problem(path, "holds a private key: its file is named here, never the key itself")
         elif isinstance(value, int | float) and not -MOST <= value <= MOST:
             document.problem(path, f"should be a number that a machine can have, {MOST:g} at most")
 

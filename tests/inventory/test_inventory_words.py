@@ -141,6 +141,21 @@ def test_a_secret_that_stands_in_the_file_is_not_repeated(secret: object) -> Non
         assert str(secret).lower() not in problems[0].lower()
 
 
+def test_a_private_key_that_stands_in_the_file_is_not_repeated() -> None:
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END OPENSSH PRIVATE KEY-----\n"
+    paths = (
+        ("hosts", "glm5-a", "key"),
+        ("server", "api_key", "file"),
+        ("models", "glm-5-nvfp4", "ssh_key"),
+        ("proxy",),
+    )
+    for path in paths:
+        problems = found(path, key)
+        assert len(problems) == 1
+        assert "holds a private key" in problems[0]
+        assert "b3BlbnNzaC1r" not in problems[0]
+
+
 def test_a_message_is_a_line() -> None:
     for value in ("x" * 100_000, "a\nb\tc", "\u202eabc", "\x1b[31m"):
         for path in (("gpus", "count"), ("gpus", "arch"), ("hosts", "glm5-a", "sudo"), ("hosts", value)):
