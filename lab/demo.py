@@ -92,16 +92,20 @@ def _road(lab: Lab, options: argparse.Namespace) -> int:
 
 def _type(*words: str) -> int:
     """Run `invoke` as people do, shown as they would type it."""
-    print(f"\n\033[1m$ invoke {shlex.join(words)}\033[0m", flush=True)
+    print(f"\n{_bold(f'$ invoke {shlex.join(words)}')}", flush=True)
     begun = time.monotonic()
     code = subprocess.run([str(INVOKE), *words], check=False).returncode
     print(f"({time.monotonic() - begun:.1f} s)", flush=True)
     return code
 
 
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+
+
 def _say_what_next(lab: Lab, inventory: Path, kept: bool, seconds: float) -> None:
     reports = sorted(RESULTS.glob("**/report.html"), key=lambda path: path.stat().st_mtime)
-    print(f"\n\033[1mdone in {seconds:.0f} s\033[0m")
+    print(f"\n{_bold(f'done in {seconds:.0f} s')}")
     if reports:
         print(f"the report: {reports[-1]}  (one file; open it in a browser)")
     again = f"--inventory {inventory}"
