@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from invoke.collection import Collection
 from invoke.context import Context
 
-from lab import tasks as lab_tasks
-from runbooks.options import CHECK, WHERE, YES, open_session
+sys.path.insert(0, str(Path(__file__).parent))  # `python -m` puts the folder where one stands first, with its lab.py
+
+from lab import commands as lab_commands
+from runbooks.commands import bench, hosts, monitor, oncall, tune, vm
+from runbooks.options import CHECK, RESULTS, WHERE, YES, open_session
 from runbooks.surface import accept_words, command, complete_values
-from runbooks.tasks import bench, hosts, monitor, oncall, tune, vm
 
 
 @command(
@@ -204,7 +209,7 @@ def canary(
 def collectives(
     context: Context,
     hosts: list[str],
-    out: str = "results",
+    out: str = RESULTS,
     force: bool = False,
     inventory: str | None = None,
     json: bool = False,
@@ -230,7 +235,7 @@ def report(context: Context, run: str = "", out: str = "", baseline: str = "") -
     """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
 
-    return report_only(run or None, out or run or "results/example", baseline=baseline)
+    return report_only(run or None, out or run or f"{RESULTS}/example", baseline=baseline)
 
 
 @command(looks=True, positional=["before", "now"], help={"before": "a results folder", "now": "another"})
@@ -242,7 +247,7 @@ def compare(context: Context, before: str, now: str) -> int:
 
 
 @command(looks=True, help={"out": "the folder for results"})
-def results(context: Context, out: str = "results") -> int:
+def results(context: Context, out: str = RESULTS) -> int:
     """The runs that were measured, newest first."""
     from runbooks.bench import list_results
 
@@ -290,6 +295,6 @@ namespace.add_collection(Collection("bench", bench.sweep, collectives, compare, 
 namespace.add_collection(Collection("jobs", hosts.list_jobs, hosts.follow_job, hosts.job_result, hosts.cancel_job))
 namespace.add_collection(Collection("vm", vm.status, vm.start, vm.shutdown, vm.console, vm.destroy))
 namespace.add_collection(Collection("monitor", monitor.install, monitor.files))
-namespace.add_collection(Collection.from_module(lab_tasks), name="lab")
+namespace.add_collection(Collection.from_module(lab_commands), name="lab")
 accept_words(namespace)
 complete_values()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runbooks.engine.errors import RunbookError
-from runbooks.paths import expand
+from runbooks.paths import expand, home
 
 Names = Callable[[Sequence[str]], list[str]]
 
@@ -51,7 +51,7 @@ def _from_inventory(words: Sequence[str], part: str) -> list[str]:
     from runbooks.session import DEFAULT_INVENTORY
 
     given = [after for word, after in itertools.pairwise(words) if word == "--inventory"]
-    path = given[-1] if given else os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY
+    path = given[-1] if given else os.environ.get("RUNBOOKS_INVENTORY") or home(DEFAULT_INVENTORY)
     try:
         return list(getattr(load(expand(path)).inventory, part))
     except RunbookError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]  # here: the folder of tasks.py, inventory.yaml and results/
 
 ROOT = "/opt/runbooks"
 RUNTIMES = f"{ROOT}/runtimes"  # <lock-hash>/{venv,cache}: built once, never changed
@@ -33,3 +36,12 @@ def expand(name: str | Path) -> Path:
         return Path(name).expanduser()
     except RuntimeError:
         return Path(name)
+
+
+def home(name: str) -> str:
+    """A path that nobody named: in the checkout for who stands anywhere in it, as the tasks are; else here."""
+    try:
+        here = Path.cwd()
+    except OSError:  # a folder that is gone
+        return name
+    return os.path.relpath(CHECKOUT / name, here) if CHECKOUT in here.parents else name

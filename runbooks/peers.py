@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runbooks.engine.errors import RunbookError
 from runbooks.engine.transport import Connection
+from runbooks.paths import home
 from runbooks.provision import provision, vm
 from runbooks.provision.granted import ASK, HEALTHY, UNTESTED, is_vetoed
 from runbooks.session import Session
@@ -38,7 +39,7 @@ def _is_vetoed_now(session: Session, name: str) -> bool:
             return False
         session.report.note("peer-to-peer is granted: every pair of cards is tried before it is believed", host=name)
         try:
-            told = measure(connection, session.loaded, report=session.report, out=Path("results"))
+            told = measure(connection, session.loaded, report=session.report, out=Path(home("results")))
         except RunbookError as error:
             text = f"peer-to-peer is granted, and could not be tried: {error.message}"
             session.report.note(f"{text}. Later: invoke bench.collectives", host=name, level="warning")

@@ -20,7 +20,7 @@ from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory import Loaded, load, select
 from runbooks.inventory.shape import Login
-from runbooks.paths import expand
+from runbooks.paths import expand, home
 
 DEFAULT_INVENTORY = "inventory.yaml"
 STAGGER = 0.05  # seconds between two connects through one jump host: its sshd drops some of a burst (MaxStartups)
@@ -56,7 +56,7 @@ class Session:
         rollout: Rollout | None = None,
     ) -> Session:
         """Read the inventory and select the hosts. Raises UsageError before anything is touched."""
-        path = expand(inventory or os.environ.get("RUNBOOKS_INVENTORY") or DEFAULT_INVENTORY)
+        path = expand(inventory or os.environ.get("RUNBOOKS_INVENTORY") or home(DEFAULT_INVENTORY))
         loaded = load(path)
         report = Reporter(printer(json_lines=json, plain=plain, verbose=verbose))
         return cls(loaded, select(loaded, hosts), report, yes, rollout or Rollout())

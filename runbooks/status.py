@@ -14,7 +14,7 @@ from runbooks.engine.report import local_time, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
-RESULTS = Path("results")
+RESULTS = Path(paths.home("results"))
 COLUMNS = ("host", "server", "release", "profile", "since", "canary", "at work", "lock", "last bench")
 CANARY = {"0": "healthy", "1": "degraded", "3": "NaN", "4": "dead"}  # the probe's exit codes
 

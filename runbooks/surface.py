@@ -20,7 +20,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -144,19 +143,6 @@ def accept_words(namespace: Collection) -> None:
         option, value = words.get(tokens[at - 1]), tokens[at]
         if option and value not in words and (value == "-" or not value.startswith("-")):
             tokens.insert(at, f"--{option}")
-
-
-def of_the_root() -> Collection:
-    """All tasks, for a folder below the root in which Invoke finds another module of the name `tasks` first."""
-    root = Path(__file__).parents[1]
-    sys.path.insert(0, str(root))
-    spec = spec_from_file_location("tasks_of_the_root", root / "tasks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Collection = module.namespace
-    return found
 
 
 def _say_mistakes() -> None:

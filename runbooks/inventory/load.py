@@ -12,6 +12,7 @@ from runbooks.engine.secret import Secret, SecretSource
 from runbooks.inventory.check import check
 from runbooks.inventory.shape import Inventory, Model, Runtime, SecretRef
 from runbooks.inventory.source import Document, near, read
+from runbooks.paths import home
 
 LARGEST = 1_000_000  # bytes; the YAML reader takes seconds for as many
 
@@ -67,7 +68,7 @@ def load(path: Path) -> Loaded:
     except FileNotFoundError:
         raise UsageError(
             f"there is no inventory at {path}",
-            next="cp inventory.yaml my.yaml, edit it, then pass --inventory my.yaml",
+            next=f"cp {home('inventory.yaml')} my.yaml, edit it, then pass --inventory my.yaml",
         ) from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, not an inventory file") from None

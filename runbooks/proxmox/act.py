@@ -9,12 +9,11 @@ from runbooks.engine.errors import RunbookError, StepFailed
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Vm
-from runbooks.proxmox import tasks
 from runbooks.proxmox.client import ApiError, Client, LostAnswer
 from runbooks.proxmox.config import DISK, start_seconds
 from runbooks.proxmox.diff import Found
 from runbooks.proxmox.plan import Act, Configure, Create, Download, Grow, Map, Start
-from runbooks.proxmox.tasks import IMPORT, MARGIN, Done, Work
+from runbooks.proxmox.work import IMPORT, MARGIN, SHORT, Done, Work, run
 
 SHUTDOWN = 600.0  # seconds that a guest gets to shut down: it unloads the driver and flushes its disks
 
@@ -61,11 +60,11 @@ class Hands:
         parameters: dict[str, str] | None = None,
         *,
         vmid: int | None = None,
-        limit: float = tasks.SHORT,
+        limit: float = SHORT,
         is_done: Callable[[], bool] = lambda: False,
     ) -> Done | None:
         work = Work(what, method, path, kind, self.node, parameters or {}, vmid=vmid, limit=limit, is_done=is_done)
-        done = tasks.run(self.client, work, tell=self.tell)
+        done = run(self.client, work, tell=self.tell)
         for line in done.warnings if done else ():
             self.warn(f"{what}: {line}")
         return done

@@ -40,7 +40,7 @@ LEVELS = {
     "peers": 8,
     "completion": 4,
     "tune": 8,
-    "tasks": 9,
+    "commands": 9,
 }
 
 

@@ -15,7 +15,7 @@ from runbooks.inventory.shape import Vm
 from runbooks.proxmox.client import ApiError, Client, LostAnswer
 from runbooks.proxmox.config import Wanted, creation
 from runbooks.proxmox.plan import Create, Download, Map, Start
-from runbooks.proxmox.tasks import IMPORT, TaskFailed, Upid, follow
+from runbooks.proxmox.work import IMPORT, TaskFailed, Upid, follow
 from tests.proxmox.conftest import Lab
 
 pytestmark = pytest.mark.served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from invoke.context import Context
 
-from runbooks.options import WHERE, YES, open_session
+from runbooks.options import RESULTS, WHERE, YES, open_session
 from runbooks.surface import command
 
 
@@ -25,7 +25,7 @@ def tune(
     profiles: list[str],
     concurrency: list[str],
     window: float = 20.0,
-    out: str = "results",
+    out: str = RESULTS,
     inventory: str | None = None,
     yes: bool = False,
     json: bool = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from invoke.context import Context
 
 from runbooks.options import CHECK, WHERE, open_session
+from runbooks.paths import home
 from runbooks.surface import command
 
 
@@ -55,7 +56,7 @@ def install(
 def files(
     context: Context,
     hosts: list[str],
-    out: str = "monitor",
+    out: str = home("monitor"),
     inventory: str | None = None,
     json: bool = False,
     plain: bool = False,
@@ -72,7 +73,7 @@ def files(
     word="out",
     help={"out": "the folder for the site", "serve": "show it at http://127.0.0.1:8000 until Ctrl-C"},
 )
-def docs(context: Context, out: str = "site", serve: bool = False) -> int:
+def docs(context: Context, out: str = home("site"), serve: bool = False) -> int:
     """The on-call pages as a searchable site."""
     from runbooks.oncall.site import build, show
 

@@ -57,9 +57,3 @@ def status(context: Context) -> None:
         table(lab)
     if not labs:
         print("no lab is up     next: invoke lab.up")
-
-
-if __name__ == "tasks":  # Invoke, called from lab/, finds this first
-    from runbooks.surface import of_the_root
-
-    namespace = of_the_root()

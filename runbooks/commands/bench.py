@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from invoke.context import Context
 
-from runbooks.options import WHERE, open_session
+from runbooks.options import RESULTS, WHERE, open_session
 from runbooks.surface import command
 
 
@@ -44,7 +44,7 @@ def sweep(
     precision: str = "",
     repeats: int = 0,
     resume: bool = False,
-    out: str = "results",
+    out: str = RESULTS,
     force: bool = False,
     inventory: str | None = None,
     json: bool = False,
