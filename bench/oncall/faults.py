@@ -35,7 +35,8 @@ FORGOTTEN = (  # a boot without them, as far as a node that is a guest can show 
 class Fault:
     """`cured`: the page itself leads to a healthy end in the lab; False where its cure is beyond what a lab can show
     (a driver's repair), or where the page says to wait. `by_hand`: what the page has people do at a console or a power
-    switch before the block of that name, where no command can. `quiet`: the page is read when all is well again."""
+    switch before the block of that name, where no command can. `quiet`: the page is read when all is well again.
+    `beyond`: blocks whose good end takes real cards."""
 
     what: str
     make: Act
@@ -43,6 +44,7 @@ class Fault:
     mend: Act = lambda world: None
     by_hand: Mapping[str, Act] = field(default_factory=dict)
     quiet: bool = False
+    beyond: frozenset[str] = frozenset()
 
 
 def _knobs(**knobs: object) -> Act:
@@ -176,5 +178,6 @@ FAULTS: dict[str, Fault] = {
         ),
         mend=_both(_run("rm -f /var/lib/runbooks/p2p-verdict"), _SERVED),
         by_hand={"deploy": _knobs()},  # without the grant the sums are right
+        beyond=frozenset({"prove"}),  # the lab's torch has no tensors
     ),
 }

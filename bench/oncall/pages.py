@@ -49,7 +49,7 @@ def walk(world: World, names: Sequence[str] = ()) -> Iterator[Ran]:
                 begun = time.monotonic()
                 code, said = _run(world, block)
                 ran = code in GRACEFUL and not _BROKEN.search(said)
-                if block.section == LAST and fault.cured:
+                if block.section == LAST and fault.cured and block.name not in fault.beyond:
                     ran = ran and code in (0, 3)
                 looked += [code] if block.section == FIRST and not block.changes else []
                 yield Ran(page, block.name, fault.what, code, ran, time.monotonic() - begun, said)
