@@ -42,6 +42,7 @@ class Session:
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _passwords: dict[str, Secret] = field(default_factory=dict)
     _secrets: dict[object, Secret] = field(default_factory=dict)
+    _keyless: bool = False  # and said so
 
     @classmethod
     def open(
@@ -94,6 +95,9 @@ class Session:
         """What the server wants to be asked with; None where it is open, or no key was made yet."""
         ref = self.loaded.inventory.server.api_key
         if ref is not None and (source := self.loaded.source(ref)).unmade:
+            said, self._keyless = self._keyless, True
+            if said:
+                return None
             self.report.note(
                 f"asking without a key: {source.path} is not there (invoke deploy makes it, or brings it here)"
             )

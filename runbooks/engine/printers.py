@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from runbooks.engine.report import Event, Printer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import TaskID
 
 MARKS = {
@@ -50,6 +51,13 @@ def printer(*, json_lines: bool = False, plain: bool = False, verbose: bool = Fa
     if plain or not sys.stdout.isatty():
         return PlainPrinter(sys.stdout, verbose=verbose)
     return RichPrinter(verbose=verbose)
+
+
+def console() -> Console:
+    """The only one that there is: what hosts, logs and pages say has square brackets and colons, which mean nothing."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 class JsonPrinter:
@@ -104,10 +112,9 @@ class RichPrinter:
     """Finished lines scroll up; what is under way stays in live lines at the bottom."""
 
     def __init__(self, *, verbose: bool = False) -> None:
-        from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn
 
-        self._console = Console(highlight=False)
+        self._console = console()
         self._live = Progress(
             SpinnerColumn(), TextColumn("{task.description}", markup=False), console=self._console, transient=True
         )

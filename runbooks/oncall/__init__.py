@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from runbooks.engine.errors import UsageError
+from runbooks.oncall.blocks import attributed
 
 FOLDER = Path(__file__).parent
 
@@ -52,10 +54,13 @@ def show(name: str = "", *, plain: bool = False) -> int:
     if plain:
         print(page.text.rstrip())
         return 0
-    from rich.console import Console
     from rich.markdown import Markdown
 
-    Console(width=min(100, Console().width)).print(Markdown(page.text, code_theme="ansi_dark"))
+    from runbooks.engine.printers import console
+
+    screen = console()
+    screen.width = min(100, screen.width)
+    screen.print(Markdown(attributed(page.text), code_theme="ansi_dark"))
     return 0
 
 
@@ -64,14 +69,21 @@ def _list(plain: bool) -> None:
     if plain:
         width = max(len(page.name) for page in pages)
         for page in pages:
-            print(f"{page.name:<{width}}  {page.summary}")
+            print(f"{page.name:<{width}}  {_as_words(page.summary)}")
         return
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from runbooks.engine.printers import console
 
     table = Table("page", "when", box=None, pad_edge=False)
     for page in pages:
-        table.add_row(page.name, page.summary)
-    console = Console()
-    console.print(table)
-    console.print("\n[dim]invoke runbook PAGE[/dim]")
+        table.add_row(page.name, _as_words(page.summary))
+    screen = console()
+    screen.print(table)
+    screen.print(Text("\ninvoke runbook PAGE", style="dim"))
+
+
+def _as_words(line: str) -> str:
+    """A line of Markdown without its marks."""
+    return re.sub(r"\*+(\S(?:.*?\S)?)\*+", r"\1", line.replace("`", ""))

@@ -13,7 +13,7 @@ from typing import Any
 
 from runbooks import oncall
 from runbooks.engine.errors import RunbookError, UsageError
-from runbooks.oncall.blocks import blocks
+from runbooks.oncall.blocks import attributed
 from runbooks.paths import expand
 
 PORT = 8000
@@ -71,16 +71,6 @@ def write_sources(folder: Path) -> None:
     index = ["# What to do at 3 a.m.", "", "| page | when |", "|---|---|", *rows, "", *tree]
     index += ["`invoke runbook PAGE` shows a page in a terminal; with `--run` it goes through it step by step.", ""]
     (folder / "index.md").write_text("\n".join(index), encoding="utf-8")
-
-
-def attributed(text: str) -> str:
-    """Sphinx would show nothing of `name=back changes host`; a reader must know what changes something."""
-    for block in blocks(text):
-        kind = "changes something" if block.changes else "looks only"
-        where = "on the host" if block.on_host else "here"
-        fence = f"```sh name={block.name} {'changes' if block.changes else 'read-only'}{' host' * block.on_host}\n"
-        text = text.replace(fence, f"*{block.name}: {kind}, typed {where}*\n\n```sh\n")
-    return text
 
 
 def linked(text: str) -> str:

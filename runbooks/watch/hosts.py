@@ -13,6 +13,7 @@ from runbooks import paths
 from runbooks.canary.install import STATE
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.printers import console as terminal
 from runbooks.engine.step import quote
 from runbooks.inventory.beside import beside
 from runbooks.watch.screen import Row, changed, draw, plain_lines
@@ -100,9 +101,7 @@ def _done(hosts: list[Watched], times: int) -> bool:
 def _screen(hosts: list[Watched], every: float) -> None:
     """On the terminal's other screen, which is left as it was. Only what is new is written, without padding: it may
     stay open over a slow link."""
-    from rich.console import Console
-
-    console, shown = Console(), list[str]()
+    console, shown = terminal(), list[str]()
     size = console.size
     with console.screen(hide_cursor=True):
         while True:

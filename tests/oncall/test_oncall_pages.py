@@ -7,6 +7,7 @@ import ast
 import functools
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,12 +134,23 @@ def test_a_page_has_its_parts_and_its_blocks_say_what_they_do(name: str) -> None
     assert tuple(headings) == PARTS
     assert page.text.startswith(f"# {page.title}\n\n{page.summary}\n")
     blocks = re.findall(r"^```(\S.*)$", page.text, re.MULTILINE)
-    names = [re.match(r"sh name=([a-z-]+) (?:read-only|changes)(?: host)?$", block) for block in blocks]
+    form = r'sh name=([a-z-]+) (?:read-only|changes(?: host)?(?: wait=\d+m)?(?: when="[^"]+")?|read-only host)$'
+    names = [re.match(form, block) for block in blocks]
     assert all(names), blocks
     assert len({match[1] for match in names if match}) == len(blocks)
     assert len(page.text.split()) < 700
     sections = {block.section for block in read_blocks(page.text)}
     assert {FIRST, LAST} <= sections, "a look before, and a proof after"
+
+
+@pytest.mark.parametrize("name", oncall.names())
+def test_what_takes_a_release_away_from_all_but_a_sick_server_is_for_a_condition(name: str) -> None:
+    """`--yes` must not roll back, or deploy, for a fault that another cure may mend: NaN alone has no milder one."""
+    found = read_blocks(oncall.load(name).text)
+    strong = [one for one in found if one.changes and re.search(r"invoke (?:rollback|deploy)", one.script)]
+    assert [one.name for one in strong if not one.when and name != "nan-output"] == []
+    for one in found:  # and where it is for all, nothing that is for a condition comes before
+        assert one.when or not one.changes or not any(other.when for other in found[: found.index(one)]), one.name
 
 
 def test_every_alert_verdict_and_signature_reaches_a_page() -> None:
@@ -180,5 +192,40 @@ def test_pages_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert oncall.show() == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in oncall.names())
+    assert "`" not in listed
+    assert "*" not in listed
     assert oncall.show("gpu-lost") == 0
     assert capsys.readouterr().out.startswith("# A GPU is lost")
+
+
+def test_on_a_terminal_a_block_says_what_it_does_and_where(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert oncall.show("server-down") == 0
+    shown = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split())
+    for words in (
+        "look: looks only, typed here",
+        "leftovers: looks only, typed on the host",
+        "restart: changes something, typed on the host",
+        "back: changes something, typed here; only when it began with a deploy, or it dies again after a restart",
+    ):
+        assert words in shown
+    assert oncall.show() == 0
+    listed = capsys.readouterr().out
+    assert "`" not in listed
+    assert "*" not in listed
+
+
+def test_nothing_on_a_terminal_is_lost_in_square_brackets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hostile = "BAR 2 [mem 0x1 64bit pref]: can't [bold]x[/bold] [/foo] :smile:"
+    (tmp_path / "odd.md").write_text(f"# {hostile}\n\n{hostile}\n\n## {FIRST}\n\n{hostile}\n\n```sh\n{hostile}\n```\n")
+    monkeypatch.setattr(oncall, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    for page, times in (("", 1), ("odd", 4)):
+        assert oncall.show(page) == 0
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        assert shown.count(hostile) == times, shown
