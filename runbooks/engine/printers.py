@@ -152,13 +152,10 @@ class RichPrinter:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            title=f"{_prefix(event)}{event.text}",
-            box=SIMPLE_HEAD,
-            title_justify="left",
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        self._console.print(
+            Text(f"{_prefix(event)}{event.text}", style="italic")
+        )  # a Table breaks its title at its width
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         widths = [max(map(len, cells)) for cells in zip(event.data["columns"], *event.data["rows"], strict=True)]
         whole = sum(min(width, KEPT_WHOLE) + 2 for width in widths) < self._console.width
         for name, right, width in zip(event.data["columns"], _numeric_columns(event), widths, strict=True):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from runbooks.engine.errors import UsageError
+from runbooks.engine.printers import console
 from runbooks.watch.glance import cli
 from runbooks.watch.hosts import watch_hosts
 from runbooks.watch.screen import Row, changed, draw, plain_lines
@@ -82,11 +82,19 @@ def test_lines_of_the_journal_and_what_they_mean() -> None:
 
 
 def test_the_screen_shows_every_host_whatever_is_wrong_with_it() -> None:
-    console = Console(file=StringIO(), width=100, record=True)
-    rows = [row({**LOOK, "t": 95.0}), Row("b", None, None, "b: no connection"), Row("c", None, None)]
-    console.print(draw(rows, 5))
-    said = console.export_text()
+    def drawn(rows: list[Row]) -> str:
+        screen = console()
+        screen.file, screen.width, screen.record = StringIO(), 100, True
+        screen.print(draw(rows, 5))
+        return screen.export_text()
+
+    said = drawn([row({**LOOK, "t": 95.0}), Row("b", None, None, "b: no connection"), Row("c", None, None)])
     assert all(words in said for words in ("STUCK", "b: no connection", "connecting", "Ctrl-C leaves"))
+    odd = "[bold]x[/bold] [/foo] [mem 0x1]"
+    lines = [[5, odd], [6, "[mem 0x1]"]]
+    assert (
+        drawn([Row(odd, {**LOOK, "lines": lines, "canary": [odd, 3]}, None), Row("b", None, None, odd)]).count(odd) >= 4
+    )
 
 
 @pytest.mark.parametrize("every", [0.0, 0.5, 4000.0])
