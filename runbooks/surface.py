@@ -32,8 +32,8 @@ from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
 from runbooks.engine.errors import RunbookError, UsageError, printable
+from runbooks.mistakes import LONGEST, say_mistakes
 
-LONGEST = 500  # characters of what Invoke says of a mistake, which it repeats whole
 PLACES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ELOOP, errno.EDQUOT, errno.EINVAL),
@@ -132,31 +132,28 @@ def accept_words(namespace: Collection) -> None:
     Invoke knows required positional arguments only: for an optional one it says "No idea what 'nan-output' is!". At
     this point it has read its own flags and keeps the rest, where the word gets its option's name put before it.
     """
-    _say_mistakes()
+    say_mistakes(program, namespace)
     tokens: list[str] = getattr(getattr(program, "core", None), "unparsed", [])
     words = {
         name: getattr(namespace[main], "word", "")
         for main, aliases in namespace.task_names.items()
         for name in (main, *aliases)
     }
+    if set(tokens) & {"-h", "--help"}:
+        _mean_help(namespace, tokens)
     for at in range(len(tokens) - 1, 0, -1):
         option, value = words.get(tokens[at - 1]), tokens[at]
         if option and value not in words and (value == "-" or not value.startswith("-")):
             tokens.insert(at, f"--{option}")
 
 
-def _say_mistakes() -> None:
-    """A mistake in a task's options ends with 2, as those that we find; Invoke itself ends with 1."""
-    parse = program.parse_tasks
-
-    def parse_tasks() -> None:
-        try:
-            parse()
-        except ParseError as error:
-            text = str(error)
-            raise Exit(text if len(text) < LONGEST else f"{text[:LONGEST]}...", code=UsageError.exit_code) from None
-
-    program.parse_tasks = parse_tasks  # type: ignore[method-assign]
+def _mean_help(namespace: Collection, tokens: list[str]) -> None:
+    """`invoke adopt --help`: of a task that must be told something, Invoke takes `--help` to be it."""
+    at = next(at for at, token in enumerate(tokens) if token in ("-h", "--help"))
+    task = next((word for word in reversed(tokens[:at]) if word in namespace.task_names), None)
+    if task and any(argument.positional for argument in namespace[task].get_arguments()):
+        program.args["help"].value = task
+        tokens.clear()
 
 
 def complete_values() -> None:

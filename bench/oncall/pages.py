@@ -18,7 +18,8 @@ from runbooks.oncall.blocks import FIRST, LAST, Block, blocks
 
 GRACEFUL = (0, 1, 3)  # done, something is wrong (and said so), something would change
 _BROKEN = re.compile(
-    r"Traceback \(most recent|a bug in runbooks|No idea what|not found$|: not found|syntax error", re.M
+    r"Traceback \(most recent|a bug in runbooks|there is no task|has no option|not found$|: not found|syntax error",
+    re.M,
 )
 LONGEST = 420.0  # seconds for one line of a block
 

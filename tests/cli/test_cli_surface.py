@@ -173,8 +173,22 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["docs", "--out", "/proc/nope"], "nothing can be written"),
         (["results", "--out", "x" * 5000], "File name too long"),
         (["diagnose", "--bundle", "x" * 5000], "File name too long"),
-        (["health", "--wat"], "No idea what '--wat' is"),
-        (["health", "x" * 5000], "No idea what 'xxx"),
+        (["health", "--wat"], "health has no option --wat\n  next: invoke --help health"),
+        (["health", "x" * 5000], "there is no task 'xxx"),
+        (["helth"], "there is no task 'helth'\n  did you mean health?\n  next: invoke --list"),
+        (["vm.statsu"], "did you mean vm.status?"),
+        (["--help", "helth"], "did you mean health?"),
+        (["--list", "nothing"], "Sub-collection 'nothing' not found!"),
+        (["--lst"], "there is no option --lst\n  did you mean --list?"),
+        (["provision", "--chek"], "provision has no option --chek\n  did you mean --check?"),
+        (["provision", "--chek=1"], "did you mean --check?"),
+        (["deploy", "--profil", "final"], "deploy has no option --profil\n  did you mean --profile?"),
+        (["deploy", "--profile"], "--profile: nothing was named\n  next: invoke --help deploy"),
+        (["bench.compare"], "bench.compare: BEFORE NOW must be said\n  next: invoke bench.compare BEFORE NOW"),
+        (["bench.compare", "results/a"], "bench.compare: NOW must be said"),
+        (["adopt"], "adopt: HOST must be said"),
+        (["rollback", "--hosts"], "--hosts: nothing was named"),
+        (["rollback", "--hosts", "--yes"], "--hosts: nothing was named"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: list[str], said: str) -> None:
@@ -182,6 +196,14 @@ def test_a_value_that_cannot_be_is_refused_before_anything_is_touched(words: lis
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stderr
     assert len(done.stderr) < 1000
+
+
+@pytest.mark.parametrize("words", [["adopt"], ["bench.compare"], ["bench.compare", "results/a"], ["vm.console"]])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_a_task_that_must_be_told_something(words: list[str], flag: str) -> None:
+    done = invoke(*words, flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{words[0]} [--options]" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "paths": 0,
     "engine": 1,
+    "mistakes": 2,
     "surface": 5,
     "inventory": 2,
     "session": 3,
