@@ -46,12 +46,14 @@ INTERRUPTED = 130
 Body = Callable[..., int | None]
 
 
-def command(*, word: str = "", looks: bool = False, **options: Any) -> Callable[[Body], Task[Any]]:
+def command(
+    *, word: str = "", looks: bool = False, interrupted: Callable[[dict[str, Any]], str] | None = None, **options: Any
+) -> Callable[[Body], Task[Any]]:
     """Like `invoke.task`, for a body that returns an exit code (None: 0) and raises RunbookError.
 
     `word` names an option that may also be given as a bare word: `invoke runbook PAGE`, and `invoke runbook` alone.
     `help` may be shared: what it says of options that this task does not have is left out. `looks`: it only looks, and
-    starts no job that would go on after a Ctrl-C.
+    starts no job that would go on after a Ctrl-C. `interrupted`: what else is true after one, by the options' values.
     """
 
     def decorate(body: Body) -> Task[Any]:
@@ -60,7 +62,8 @@ def command(*, word: str = "", looks: bool = False, **options: Any) -> Callable[
 
         @functools.wraps(body)
         def run(context: Context, *args: Any, **kwargs: Any) -> None:
-            code = _guarded(body, context, args, kwargs, INTERRUPTED_LOOK if looks else INTERRUPTED_JOB)
+            usual = INTERRUPTED_LOOK if looks else INTERRUPTED_JOB
+            code = _guarded(body, context, args, kwargs, interrupted(kwargs) if interrupted else usual)
             gc.freeze()  # else Python searches all that is loaded for garbage before it ends: 20 ms
             if code:
                 raise Exit(code=code)
@@ -148,7 +151,7 @@ def accept_words(namespace: Collection) -> None:
 
 
 def _mean_help(namespace: Collection, tokens: list[str]) -> None:
-    """`invoke adopt --help`: of a task that must be told something, Invoke takes `--help` to be it."""
+    """`adopt --help`: of a task that must be told something, Invoke takes `--help` to be it."""
     at = next(at for at, token in enumerate(tokens) if token in ("-h", "--help"))
     task = next((word for word in reversed(tokens[:at]) if word in namespace.task_names), None)
     if task and any(argument.positional for argument in namespace[task].get_arguments()):

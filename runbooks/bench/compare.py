@@ -179,9 +179,10 @@ def _listed(out: Path) -> Iterator[list[str]]:
             if told.get("format") != FORMAT:
                 continue
             points, word = told["points"], str(told["verdict"]["word"])
+            asked = len(json.loads((path.parent / "run.json").read_text())["loadgen"]["sweep"])
             valid = [point["tok_s"] for point in points if point["valid"]]
             top = number(max(valid)) if valid else "-"
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             yield [path.parent.name, "not readable", "-", "-"]
         else:
-            yield [path.parent.name, word, f"{len(valid)} of {len(points)}", top]
+            yield [path.parent.name, word, f"{len(valid)} of {asked}", top]

@@ -56,6 +56,7 @@ class Follower:
         text = f"{_load(event)}: {event['tok_s']:.1f} tok/s{known}" + (f", {failed} requests failed" if failed else "")
         text += f", pass {event['repeat'] + 1}" if event.get("repeat") else ""
         text += ", kept from before" if event.get("resumed") else ""
+        text += ", interrupted" if event.get("interrupted") else ""
         self.report.note(text, host=self.host, level="warning" if failed else "info")
 
     def _progress(self, event: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
 from runbooks.bench.results import BenchResult, assess, reading, recompute, writable
-from runbooks.bench.sweep import run_bench
+from runbooks.bench.sweep import INTERRUPTED, run_bench
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -44,6 +44,8 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
             report.show(outcome.value, session.report, outcome.host)
             session.report.note(f"report: {outcome.value.folder / 'report.html'}", host=outcome.host, level="good")
     failed = session.tell_errors(outcomes)
+    if session.interrupt:
+        return INTERRUPTED
     return 1 if failed or not all(outcome.value.valid for outcome in outcomes if outcome.value is not None) else 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
+from runbooks.bench.beneath import NUMBERS, Interruptible
 from runbooks.bench.follower import Follower
 from runbooks.bench.loadgen.options import Options
 from runbooks.bench.loadgen.run import STATE
@@ -32,7 +33,7 @@ KEY = "RUNBOOKS_API_KEY"  # the environment variable that holds the server's key
 
 
 def bench_url(url: str, options: BenchOptions, *, out: str = "results", reporter: Reporter | None = None) -> int:
-    """Sweep the server at `url`. 0: every point is VALID."""
+    """Sweep the server at `url`. 0: every point is VALID; 130: interrupted, and what was measured is kept."""
     asked = options.checked(Bench(), url)
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"url: {url[:80]!r} is no http(s) address")
@@ -40,16 +41,27 @@ def bench_url(url: str, options: BenchOptions, *, out: str = "results", reporter
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     if os.environ.get(KEY):
         reporter.hide(Secret(os.environ[KEY]))
+    interruptible = Interruptible()
     try:
-        result = _measure(url, options, asked, expand(out), reporter)
-        report.show(result, reporter)
-        reporter.note(f"report: {result.folder / 'report.html'}", level="good")
+        with interruptible.listening():
+            result = _measure(url, options, asked, expand(out), reporter, interruptible)
+            report.show(result, reporter)
+            reporter.note(f"report: {result.folder / 'report.html'}", level="good")
+        if interruptible.asked:
+            return INTERRUPTED
         return 0 if result.valid else 1
     finally:
         reporter.close()
 
 
-def _measure(url: str, options: BenchOptions, asked: Options, out: Path, reporter: Reporter) -> BenchResult:
+def _measure(
+    url: str,
+    options: BenchOptions,
+    asked: Options,
+    out: Path,
+    reporter: Reporter,
+    interruptible: Interruptible,
+) -> BenchResult:
     name = urlsplit(url).hostname or "server"
     folder = _unfinished(out, name) if options.resume else out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{name}"
     raw = folder / "raw"
@@ -57,22 +69,34 @@ def _measure(url: str, options: BenchOptions, asked: Options, out: Path, reporte
     words += [*options.words(Bench()), *(["--resume"] if options.resume else [])]
     follower = Follower(reporter, name, len(asked.loads))
     home = Path(__file__).parents[2]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(home)}
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(2):  # the first Ctrl-C: it writes down what it has
-            try:
-                for line in process.stdout:
-                    follower.line(line)
-                break
-            except KeyboardInterrupt:
-                process.terminate()  # a terminal's Ctrl-C has reached it already; a signal to us alone has not
-                reporter.note("stopping the load generator; what it measured is kept", level="warning")
-    if process.returncode not in (0, INTERRUPTED) or not (raw / "run.json").exists():
-        raise _failure(follower.error, process.returncode, url)
-    if process.returncode == INTERRUPTED:
-        reporter.note("the rest can be measured later: the same command with --resume")
+    rc = interruptible.run(words, os.environ | {"PYTHONPATH": str(home)}, follower.line)
+    if rc in (INTERRUPTED, *(-number for number in NUMBERS)) and not (raw / "run.json").exists():
+        raise interruptible.gone or _nothing_measured(folder, raw)
+    if rc not in (0, INTERRUPTED) or not (raw / "run.json").exists():
+        raise _failure(follower.error, rc, url)
+    result = _judged(folder, raw, name, options)
+    if interruptible.gone:
+        raise interruptible.gone
+    if rc == INTERRUPTED:
+        rest = "what was measured is kept, and the same command with --resume measures the rest"
+        reporter.note(f"interrupted; {rest}", level="warning")
+    elif interruptible.asked:
+        reporter.note("interrupted when all was measured", level="warning")
+    return result
+
+
+def _nothing_measured(folder: Path, raw: Path) -> RunbookError:
+    if any(raw.glob("*.bin")):
+        text = "interrupted before anything more was measured; what there was is kept for --resume"
+    else:
+        text = "interrupted before anything was measured; nothing goes on"
+        shutil.rmtree(folder, ignore_errors=True)
+    error = RunbookError(text, step="bench")
+    error.exit_code = INTERRUPTED
+    return error
+
+
+def _judged(folder: Path, raw: Path, name: str, options: BenchOptions) -> BenchResult:
     loadgen = json.loads((raw / "run.json").read_text())
     (raw / "run.json").unlink()
     run = {

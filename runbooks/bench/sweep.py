@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import msgspec
@@ -200,9 +201,10 @@ def _drive(
         on_line=follower.line,
         stopping=stopping,
     )
-    if job.rc and job.rc != INTERRUPTED:
+    interrupted = job.rc == INTERRUPTED or (bool(stopping()) and job.rc in (-SIGTERM, 128 + SIGTERM))
+    if job.rc and not interrupted:
         raise _failure(follower.error, job.rc, job.tail, conn.name)
-    return job.rc == INTERRUPTED
+    return interrupted
 
 
 def url_of(server: Server) -> str:

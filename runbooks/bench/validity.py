@@ -9,6 +9,7 @@ from typing import Any
 
 from runbooks.bench.ceiling import Ceiling
 from runbooks.bench.loadgen.lateness import CPU_SHARE, FAILED_SHARE, late
+from runbooks.bench.loadgen.records import EVENTS
 
 DISAGREEMENT = 0.01  # client tokens against the server's own counter
 CACHED_SHARE = 0.05  # of prompt tokens
@@ -61,7 +62,9 @@ class Limits:
 
 
 def faults(point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None) -> list[str]:
-    """Why this point is INVALID; an empty list: it is VALID."""
+    """Why this point is INVALID; an empty list: it is VALID. Of one that was interrupted nothing else can be told."""
+    if point["interrupted"]:
+        return _requests(point)
     return [
         *_requests(point),
         *_inputs(point),
@@ -90,7 +93,9 @@ def _inputs(point: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     tokens = point["tokens"]
     if tokens["source"].startswith("events"):
-        found.append("the server sent no usage: events are not tokens")
+        cut = "where an answer was cut, no usage had come yet"
+        told = point["requests"]["cut"] and (tokens["source"] != EVENTS or not point["requests"]["ok"])
+        found.append(f"{cut if told else 'the server sent no usage'}: events are not tokens")
     sent = point["requests"]["sent"]
     meant = point.get("shared_len", 0) * sent  # a shared prefix is there to be cached
     if tokens["cached"] - meant > max(CACHED_SHARE * tokens["prompt"], TEMPLATE * sent):

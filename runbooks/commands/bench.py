@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from invoke.context import Context
 
 from runbooks.options import RESULTS, WHERE, open_session
-from runbooks.surface import command
+from runbooks.surface import INTERRUPTED_LOOK, command
+
+
+def interrupted(told: dict[str, Any]) -> str:
+    """With an address there is no host. On a host the first Ctrl-C asks the job to end, and it may have."""
+    if told.get("url"):
+        return INTERRUPTED_LOOK
+    return "interrupted; where `invoke jobs` lists it, the same command attaches to it; else it goes on with --resume"
 
 
 @command(
     default=True,
+    interrupted=interrupted,
     iterable=["hosts", "concurrency", "rate"],
     help={
         **WHERE,

@@ -13,7 +13,14 @@ from runbooks.engine.errors import StepFailed
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
-_MAIN = "import sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+# While it loads, Ctrl-C ends it without a traceback; afterwards it is the program's own.
+_MAIN = """\
+import signal, sys
+before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+from {module} import {function}
+signal.signal(signal.SIGINT, before)
+sys.exit({function}())
+"""
 _EPOCH = (2020, 1, 1, 0, 0, 0)  # the same sources give the same bytes
 
 

@@ -110,7 +110,7 @@ def test_no_part_is_ever_negative_and_few_points_say_nothing() -> None:
 WELL: dict[str, Any] = {
     "concurrency": 8, "input_len": 1024, "output_len": 512, "interrupted": False, "tok_s": 270.0, "decode_tok_s": 277.0,
     "step_ms": 8 / 277 * 1e3, "in_flight": 8.0, "itl_ms": {"p50": 28.0},
-    "requests": {"sent": 40, "failed": 0, "failures": {}},
+    "requests": {"sent": 40, "ok": 40, "cut": 0, "failed": 0, "failures": {}},
     "tokens": {"source": "usage of each chunk", "prompt": 40960, "cached": 160, "prompt_min": 1024, "prompt_max": 1024,
                "prompt_off": 0},
     "lengths": "1024 in, 512 out", "shared_len": 0, "open": None, "split": None, "ttft_ms": {"p50": 300.0},
@@ -129,8 +129,14 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ({"requests.failed": 40, "requests.failures": {"short output": 40}}, Limits(), "40 x short output"),
     ({"requests.failed": 3, "requests.failures": {"garbage: '!!!!'": 3}}, Limits(), "garbage: '!!!!'"),
     ({"interrupted": True}, Limits(), "interrupted"),
+    ({"interrupted": True, "tokens.source": "events (no usage sent)"}, Limits(), "interrupted"),
     ({"tok_s": 0.0, "decode_tok_s": None}, Limits(), "no tokens came"),
-    ({"tokens.source": "events (no usage sent)"}, Limits(), "events are not tokens"),
+    ({"tokens.source": "events (no usage sent)"}, Limits(), "the server sent no usage: events are not tokens"),
+    (
+        {"tokens.source": "events (no usage sent) / usage of each chunk", "requests.cut": 2},
+        Limits(),
+        "where an answer was cut, no usage had come yet: events are not tokens",
+    ),
     ({"tokens.cached": 20000}, Limits(), "prefix cache: 49% of the prompt tokens"),
     ({"tokens.cached": 30000, "shared_len": 768}, Limits(), None),
     (

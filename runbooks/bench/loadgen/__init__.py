@@ -7,6 +7,7 @@ and every number can be computed again from it.
     point       ramp, warm-up, window, drain     shared      counters between processes
     rawlog      the log                          records     bytes to requests
     metrics     requests to numbers              prompts     unique, of an exact token count
-    server      its counters and settings        nullserver  proof that the client is not the limit
+    server      its counters and settings
     priority    first in line for a core         lateness    too late to be believed: measured again
+    stopping    Ctrl-C, SIGTERM, a closed pipe   nullserver  proof that the client is not the limit
 """

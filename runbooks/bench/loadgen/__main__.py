@@ -1,5 +1,9 @@
 """`python3 -m runbooks.bench.loadgen`."""
 
-from .cli import main
+import signal
 
+before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it loads, Ctrl-C ends it without a traceback
+from .cli import main  # noqa: E402
+
+signal.signal(signal.SIGINT, before)
 main()

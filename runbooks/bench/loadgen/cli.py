@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import ssl
 import sys
 import traceback
@@ -14,9 +13,9 @@ from typing import Any, NoReturn
 
 from .lateness import late
 from .options import Options, options_of
-from .point import Interrupted
 from .run import BusyServer, Unfit, run
 from .server import Server
+from .stopping import STOP, Interrupted
 
 FAILED, USAGE, BUSY, INTERRUPTED = 1, 2, 3, 130
 
@@ -26,18 +25,30 @@ class Told:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self.open = False  # a line of progress stands there, without its end
 
     def __call__(self, event: str, **fields: Any) -> None:
+        try:
+            self._print(event, fields)
+        except BrokenPipeError:  # nobody reads on: what is measured is kept all the same
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nowhere, stream.fileno())
+            STOP.ask()
+
+    def _print(self, event: str, fields: dict[str, Any]) -> None:
         if self.as_json:
             print(json.dumps({"event": event, **fields}), flush=True)
         elif event == "progress":
             rate = f"  ~{fields['rate']:.0f} chunks/s" if fields.get("rate") else ""
             line = f"  {fields['point']:>4g} {fields['phase']:<8} {fields['done']:.0f}/{fields['total']:.0f}{rate}"
             print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
+            self.open = True
         elif event == "point":
             print(f"\r{_row(fields)}", flush=True)
+            self.open = False
         elif event == "error":
-            print(f"loadgen: {fields['text']}", file=sys.stderr)
+            print("\n" * self.open + f"loadgen: {fields['text']}", file=sys.stderr)
         elif "text" in fields:
             print(f"\r{fields['text']}", flush=True)
 
@@ -66,9 +77,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         tell("error", kind="usage", text=str(error))
         sys.exit(USAGE)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    sys.exit(_measured(options, tell))
+    STOP.listen()
+    code = _measured(options, tell)
+    STOP.over()
+    sys.exit(code)
 
 
 def _measured(options: Options, tell: Told) -> int:
@@ -93,7 +105,7 @@ def _measured(options: Options, tell: Told) -> int:
     except OSError as error:
         tell("error", kind="server", text=f"{options.url}: {error}")
         return FAILED
-    except (Interrupted, KeyboardInterrupt):
+    except Interrupted:
         tell("error", kind="interrupted", text="interrupted before the first point: nothing was measured")
         return INTERRUPTED
     except Exception as error:
@@ -101,12 +113,6 @@ def _measured(options: Options, tell: Told) -> int:
         where = f"{Path(place.filename).name}:{place.lineno}"
         tell("error", kind="bug", text=f"a bug in the load generator: {type(error).__name__} at {where}")
         return FAILED
-
-
-def _stop(_number: int, _frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the rest is writing down what there is
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise Interrupted
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 from .metrics import spread
 from .rawlog import Block
+from .stopping import fork
 from .wire import cut
 
 HEAD = (
@@ -38,11 +39,10 @@ def start(streams: int, rate: float, seconds: float) -> tuple[int, int]:
     """Forks the server: `rate` chunks/s over all streams, then it ends by itself. Returns its port and process id."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=streams)
     port: int = listener.getsockname()[1]
-    child = os.fork()
+    child = fork()
     if child == 0:
         code = 1
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.alarm(int(seconds) + 20)
             _play(listener, streams, rate, seconds)
             code = 0

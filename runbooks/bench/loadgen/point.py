@@ -20,6 +20,7 @@ from .metrics import BATCHES, half_width
 from .prompts import Prompts, TokenIds
 from .server import Server
 from .shared import CUT, DRAIN, RAMP, WINDOW, Board
+from .stopping import STOP, Interrupted, fork
 from .wire import Shape, Target, post
 
 Tell = Callable[..., None]  # tell(event, **fields): one line of progress
@@ -28,10 +29,6 @@ STREAMS_A_PROCESS = 128  # one process reads over 100,000 chunks/s; above this m
 MOST_AT_FIRST = 512  # connections that an open loop begins with
 SHORTEST = 5.0  # s of a window that ends before its time
 SAMPLE = 0.1  # s between two looks at the rate
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM: stop soon, and leave a valid partial result."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +89,15 @@ def measure(
     out: Path,
     tell: Tell,
 ) -> dict[str, Any]:
-    """Measures one load and writes `out`. Returns the point's own block of the log."""
+    """Measures one load and writes `out`. Returns the point's own block of the log.
+
+    Raises Interrupted before it began; once it has, what came until then is written down.
+    """
     count = processes_for(load.slots, load.processes or settings.processes)
     board = Board(count)
     parts = [out.with_suffix(f".{index}.part") for index in range(count)]
-    before = server.settled()  # the last question about the prompts may not be counted yet
+    with STOP:
+        before = server.settled()  # the last question about the prompts may not be counted yet
     children = [
         _fork(board, index, _plan(server, shape, prompts, load, settings, count, index, parts[index]))
         for index in range(count)
@@ -108,12 +109,13 @@ def measure(
     point |= {"lengths": settings.lengths.said, "shared_len": settings.shared, "wall_time": time.time()}
     counters: dict[str, Any] = {"before": before, "window_begin": None, "window_end": None, "after": None}
     try:
-        _until(lambda: board.total("ready") == count, 60.0)
-        point["go"] = time.perf_counter_ns()
-        board.phase = RAMP
-        _phases(server, board, settings, load, point, counters, tell)
-    except (Interrupted, KeyboardInterrupt):
-        point["interrupted"] = True
+        with STOP:
+            _until(lambda: board.total("ready") == count, 60.0)
+            point["go"] = time.perf_counter_ns()
+            board.phase = RAMP
+            _phases(server, board, settings, load, point, counters, tell)
+    except Interrupted:
+        point["interrupted"] = board.phase < DRAIN  # afterwards it is measured, and what still runs is cut as usual
     finally:
         now = time.perf_counter_ns()
         point.setdefault("go", now)
@@ -121,7 +123,7 @@ def measure(
         point["window"][1] = point["window"][1] or now
         board.phase = CUT
         _reap(children)
-    counters["after"] = server.settled() if not point["interrupted"] else server.counters()
+    counters["after"] = None if STOP.asked else server.settled()
     point["counters"] = counters
     rawlog.join(out, point, parts)
     return point
@@ -200,6 +202,7 @@ def _watch(over: Callable[[], bool] | None, limit: float, told: Callable[[float]
     begin = time.perf_counter()
     next_tell = 0.0
     while (passed := time.perf_counter() - begin) < limit and not (over and over()):
+        STOP.check()
         if passed >= next_tell:
             told(passed)
             next_tell = passed + 1.0
@@ -209,6 +212,7 @@ def _watch(over: Callable[[], bool] | None, limit: float, told: Callable[[float]
 def _until(ready: Callable[[], bool], limit: float) -> None:
     begin = time.perf_counter()
     while not ready() and time.perf_counter() - begin < limit:
+        STOP.check()
         time.sleep(0.002)
 
 
@@ -230,13 +234,11 @@ def _plan(
 
 
 def _fork(board: Board, index: int, plan: Plan) -> int:
-    child = os.fork()
+    child = fork()
     if child:
         return child
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and says so on the board
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Worker(plan, board, index).run()
         code = 0
     except BaseException:
@@ -271,11 +273,13 @@ def null_run(streams: int, port: int, folder: Path) -> list[rawlog.Block]:
     request = post(target, "/v1/chat/completions", b"{}", None)
     plan = Plan(target, slots, lambda _: Made(request, 1, 1), 0.0, 5.0, streams, log)
     child = _fork(board, 0, plan)
-    _until(lambda: board.total("ready") == 1, 10.0)
-    board.phase = WINDOW
-    _until(lambda: board.total("done") == 1, 20.0)
-    board.phase = CUT
-    _reap([child])
+    try:
+        _until(lambda: board.total("ready") == 1, 10.0)
+        board.phase = WINDOW
+        _until(lambda: board.total("done") == 1, 20.0)
+    finally:
+        board.phase = CUT
+        _reap([child])
     blocks = list(rawlog.decode(log.read_bytes()))
     log.unlink()
     return blocks

@@ -16,6 +16,7 @@ from .options import Options
 from .point import Load, Tell, measure, null_run
 from .prompts import Prompts, TokenIds, fit
 from .server import Server
+from .stopping import STOP, Interrupted
 from .summary import point_of
 from .wire import Shape
 
@@ -31,7 +32,24 @@ class Unfit(Exception):
 
 
 def run(options: Options, server: Server, tell: Tell) -> bool:
-    """True when it was interrupted. Raises BusyServer, Unfit, OSError before anything is measured."""
+    """True when it was interrupted. Raises BusyServer, Unfit, OSError, Interrupted before anything is measured."""
+    with STOP:
+        shape, prompts, record, kept = _begin(options, server, tell)
+    done, resumed, interrupted = _measure(options, server, shape, prompts, kept, tell)
+    if interrupted and not done and not kept:
+        raise Interrupted
+    record |= {"ended": time.time(), "interrupted": interrupted, "points": done, "resumed": resumed}
+    record |= {"server_info_after": {} if STOP.asked else server.info()}
+    (options.out / "run.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    if not interrupted:
+        (options.out / STATE).unlink()
+    said = "interrupted; what was measured is kept, and --resume measures the rest; " if interrupted else ""
+    tell("end", out=str(options.out), interrupted=interrupted, text=f"{said}raw logs: {options.out}")
+    return interrupted
+
+
+def _begin(options: Options, server: Server, tell: Tell) -> tuple[Shape, Prompts | TokenIds, dict[str, Any], set[Path]]:
+    """Look at the server, fit the prompts, prove the client; the logs that are kept from before."""
     models = server.models()
     if options.model and options.model not in models and not options.force:
         names = ", ".join(sorted(models))
@@ -55,14 +73,7 @@ def run(options: Options, server: Server, tell: Tell) -> bool:
         most = max(load.slots for load in options.loads)
         record["self_check"] = nullserver.self_check(lambda port: null_run(most, port, options.out), most)
         tell("self_check", text=nullserver.said(record["self_check"]), **record["self_check"])
-    done, resumed, interrupted = _measure(options, server, shape, prompts, kept, tell)
-    record |= {"ended": time.time(), "interrupted": interrupted, "points": done, "resumed": resumed}
-    record |= {"server_info_after": server.info()}
-    (options.out / "run.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    if not interrupted:
-        (options.out / STATE).unlink()
-    tell("end", out=str(options.out), interrupted=interrupted, text=f"raw logs: {options.out}")
-    return interrupted
+    return shape, prompts, record, kept
 
 
 def _measure(
@@ -77,12 +88,15 @@ def _measure(
     done: list[float] = []
     before = 0
     for number, load in enumerate(options.loads):
-        point, resumed = _attempts(options, server, shape, prompts, number, load, kept, tell)
+        try:
+            point, resumed = _attempts(options, server, shape, prompts, number, load, kept, tell)
+        except Interrupted:
+            return done, before, True
         tell("point", resumed=resumed, repeat=load.repeat, **point)
         before += resumed
         if (load.rate or load.streams) not in done:
             done.append(load.rate or load.streams)
-        if point["interrupted"]:
+        if point["interrupted"] or (STOP.asked and number + 1 < len(options.loads)):
             return done, before, True
     return done, before, False
 
@@ -97,17 +111,26 @@ def _attempts(
     kept: set[Path],
     tell: Tell,
 ) -> tuple[dict[str, Any], bool]:
-    """One point, measured again where the client was late; each log stays. True: all of it was there before."""
+    """One point, measured again where the client was late; each log stays. True: all of it was there before.
+
+    Raises Interrupted before its first attempt began.
+    """
+    point: dict[str, Any] = {}
     resumed, attempt = True, 0
     while True:
         this = replace(load, attempt=attempt)
         log = options.out / _name(number, this)
         if log not in kept:
             resumed = False
-            measure(server, shape, prompts, this, options.settings, log, tell)
+            try:
+                measure(server, shape, prompts, this, options.settings, log, tell)
+            except Interrupted:
+                if not attempt:
+                    raise
+                return point, resumed
         point = point_of(rawlog.decode(log.read_bytes()))
         why = why_again(point)
-        if not why or attempt >= options.again:
+        if not why or attempt >= options.again or STOP.asked:
             return point, resumed
         attempt += 1
         tell("note", text=f"{load.said}: {why}; measured again, {attempt} of at most {options.again} times")
