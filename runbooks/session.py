@@ -188,9 +188,9 @@ class Session:
 
     def tell_errors(self, outcomes: Sequence[Outcome[T]]) -> bool:
         """Say each host's error; True when there was one."""
-        failed = [outcome.error for outcome in outcomes if outcome.error is not None]
-        for error in failed:
-            self.report.emit("result", str(error), state="failed")
+        failed = [(outcome.error, outcome.host) for outcome in outcomes if outcome.error is not None]
+        for error, host in failed:
+            self.report.failed(error, host=host)
         return bool(failed)
 
     def consent(self, question: str) -> bool:

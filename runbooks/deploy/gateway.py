@@ -56,7 +56,7 @@ def gateways(session: Session, *, check: bool = False, diff: bool = False) -> in
             options = Options(check=check, diff=diff, consent=session.consent)
             result = converge(conn, build, options=options, report=session.report)
         for error in result.failed:
-            session.report.emit("result", str(error), host=result.host, state="failed")
+            session.report.failed(error, host=result.host)
         failed, changes = failed or bool(result.failed), changes or bool(result.would_change)
         if not result.failed:
             at = inventory.groups[name].gateway

@@ -28,7 +28,7 @@ def check_gateways(session: Session) -> int:
                 workers = ask(conn, gateway, key, "workers")
                 state = _unit(conn)
             except RunbookError as error:
-                session.report.emit("result", str(error), host=conn.name, state="failed", level="error")
+                session.report.failed(error, host=conn.name)
                 failed = True
                 continue
         found = {one["url"]: bool(one["healthy"]) for one in workers}

@@ -238,7 +238,7 @@ def _in_series(
                 error.host = error.host or group[0]
                 if len(session.hosts) == len(group):
                     raise
-                session.report.emit("result", str(error), host=group[0], state="failed")
+                session.report.failed(error, host=group[0])
                 if left and not look_only:
                     session.report.note(f"not touched: {', '.join(left)}", level="warning")
                 failed = max(failed, error.exit_code)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class RunbookError(Exception):
@@ -43,9 +44,23 @@ class RunbookError(Exception):
         self.next = next
         self.page = page
 
+    @property
+    def head(self) -> str:
+        """What is wrong in one line, without the host."""
+        return f"{self.step}: {self.message}" if self.step else self.message
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its parts, for programs; the host is the event's own."""
+        parts = {"message": self.message, "details": list(self.details), "step": self.step}
+        return {**parts, "next": self.next, "page": self.page}
+
     def __str__(self) -> str:
-        head = f"{self.step}: {self.message}" if self.step else self.message
-        lines = [f"{head}   ({self.host})" if self.host else head]
+        return self.told()
+
+    def told(self, host: str | None = None) -> str:
+        """As people read it; `host`: that this one failed is said already."""
+        lines = [f"{self.head}   ({self.host})" if self.host and self.host != host else self.head]
         lines += [f"  {line}" for line in self.details]
         pointers = [f"next: {self.next}"] if self.next else []
         pointers += [f"page: invoke runbook {self.page}"] if self.page else []

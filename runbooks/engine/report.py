@@ -13,7 +13,8 @@ An event has a kind, a host or none, a text, and data by kind. With `--json` eac
 | stage    | state: ok, changed, would-change, failed, undecided; ok, changed: counts; seconds |
 | step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
 | table    | columns, rows                                                                     |
-| result   | the outcome of a host or a command: exit state and counts                         |
+| result   | the outcome of a host or a command: exit state and counts; state failed, of an    |
+|          | error: message, details (lines), step, next (a command), page; null: none         |
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
-from runbooks.engine.errors import printable
+from runbooks.engine.errors import RunbookError, printable
 from runbooks.engine.secret import MASK, SHORTEST, Secret
 
 Level = Literal["info", "good", "warning", "error"]
@@ -79,6 +80,11 @@ class Reporter:
     def close(self) -> None:
         with self._lock:
             self._printer.close()
+
+    def failed(self, error: RunbookError, *, host: str | None = None) -> None:
+        """The end of a host: its error, whole for people and in parts for programs."""
+        host = host or error.host
+        self.emit("result", error.told(host), host=host, state="failed", **error.fields)
 
     def heading(self, text: str) -> None:
         self.emit("heading", text)

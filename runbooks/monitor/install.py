@@ -70,7 +70,7 @@ def install_hosts(session: Session, *, check: bool = False, diff: bool = False) 
     results = [outcome.value for outcome in outcomes if outcome.value is not None]
     for result in results:
         for error in result.failed:
-            session.report.emit("result", str(error), host=result.host, state="failed")
+            session.report.failed(error, host=result.host)
         if not result.failed:
             count, said = (result.would_change, "would change") if check else (result.changed, "changed")
             at = f"http://{scrape.PROMETHEUS} on the host"

@@ -174,7 +174,7 @@ def _each(session: Session, work: Callable[[Hands, str], str]) -> int:
             except RunbookError as error:
                 failed = True
                 error.host = error.host or host
-                session.report.emit("result", str(error), host=host, state="failed")
+                session.report.failed(error, host=host)
     return int(failed)
 
 

@@ -83,7 +83,7 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
     failed = any(outcome.error is not None for outcome in outcomes)
     for result in (outcome.value for outcome in outcomes if outcome.value is not None):
         for error in result.failed:
-            report.emit("result", str(error), host=result.host, state="failed")
+            report.failed(error, host=result.host)
         for warning in result.warnings:
             report.note(
                 f"optional, and not there: {warning.step or warning.message}", host=result.host, level="warning"

@@ -35,6 +35,7 @@ class Watched:
     seen: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
     error: str = ""
+    why: dict[str, Any] = field(default_factory=dict)  # the error's parts
     looks: int = 0
     new: threading.Event = field(default_factory=threading.Event)
 
@@ -84,7 +85,7 @@ def _follow(session: Session, host: Watched, every: float, times: int, stop: thr
                     _told(host)
                     stop.wait(every)
         except RunbookError as error:
-            host.error = str(error).splitlines()[0]
+            host.error, host.why = error.head, error.fields
             _told(host)
             stop.wait(every)  # and connect anew
 
@@ -129,8 +130,10 @@ def _lines(session: Session, hosts: list[Watched], times: int) -> None:
                 told[host.name] = host.looks
                 row = host.row()
                 first, *below = plain_lines(row)
-                level = "error" if row.error else "info"
-                session.report.emit("note", "\n".join([first, *below]), host=host.name, level=level, seen=host.seen)
+                level, why = ("error", host.why) if row.error else ("info", {})
+                session.report.emit(
+                    "note", "\n".join([first, *below]), host=host.name, level=level, seen=host.seen, **why
+                )
         if done:
             return
         time.sleep(0.1)

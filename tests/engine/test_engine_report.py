@@ -143,3 +143,31 @@ def test_our_marks_and_a_power_cuts_zeros_are_not_in_a_tail() -> None:
     follower._take(f"{MARK} begin 0\nat work\n\0\0\0\n".encode())
     assert follower.tail == ["at work", ""]
     assert lines[0] == f"{MARK} begin 0"
+
+
+def test_an_error_has_its_parts_for_programs_and_its_host_once_for_people() -> None:
+    error = RunbookError("no route", host="a", step="base", details=["x"], next="ssh a", page="host-unreachable")
+    for host, said in ((None, "base: no route"), ("a", "base: no route"), ("b", "base: no route   (a)")):
+        out = io.StringIO()
+        Reporter(JsonPrinter(out)).failed(error, host=host)
+        event = json.loads(out.getvalue())
+        parts = ("event", "host", "state", "message", "details", "step", "next", "page")
+        assert [event[name] for name in parts] == [
+            "result", host or "a", "failed", "no route", ["x"], "base", "ssh a", "host-unreachable",
+        ]  # fmt: skip
+        assert event["text"].splitlines()[0] == said
+    bare = io.StringIO()
+    Reporter(JsonPrinter(bare)).failed(RunbookError("no"))
+    assert {name: json.loads(bare.getvalue())[name] for name in ("host", "next", "page", "step")} == dict.fromkeys(
+        ("host", "next", "page", "step")
+    )
+    plain = io.StringIO()
+    Reporter(PlainPrinter(plain)).failed(error)
+    assert plain.getvalue().splitlines()[0] == "a  ✗ base: no route"
+
+
+def test_every_error_of_a_host_is_told_in_its_parts() -> None:
+    """`emit("result", str(error))` would be text alone."""
+    root = Path(__file__).parents[2] / "runbooks"
+    texts = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")}
+    assert [name for name, text in texts.items() if 'emit("result", str(error)' in text] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from runbooks.engine.errors import UsageError
-from runbooks.engine.printers import console
+from runbooks.engine.errors import Unreachable, UsageError
+from runbooks.engine.printers import JsonPrinter, console
+from runbooks.engine.report import Reporter
 from runbooks.watch.glance import cli
 from runbooks.watch.hosts import watch_hosts
 from runbooks.watch.screen import Row, changed, draw, plain_lines
@@ -144,3 +146,22 @@ def test_a_glance_is_a_short_line(port: int, tmp_path: Path, monkeypatch: pytest
     assert len(json.dumps(found, separators=(",", ":"))) < cli.LONGEST
     closed = cli.glance("127.0.0.1:9", "sglang.service", tmp_path / "none")
     assert (closed["ready"], closed["tokens"], closed["canary"]) == (False, None, None)
+
+
+def test_a_host_that_cannot_be_reached_says_so_once_and_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    class Away:
+        hosts = ("a",)
+        report = Reporter(JsonPrinter(sys.stdout))
+
+        def connect(self, name: str) -> Any:
+            raise Unreachable("no route", host=name, next="ssh a", page="host-unreachable")
+
+    session: Any = Away()
+    assert watch_hosts(session, every=1, times=1, live=False) == 1
+    event = json.loads(capsys.readouterr().out)
+    assert (event["text"], event["host"], event["next"], event["page"]) == (
+        "no route",
+        "a",
+        "ssh a",
+        "host-unreachable",
+    )
