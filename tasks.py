@@ -235,7 +235,7 @@ def report(context: Context, run: str = "", out: str = "", baseline: str = "") -
     """Write a report again (default: the bundled example)."""
     from runbooks.bench import report_only
 
-    return report_only(run or None, out or run or f"{RESULTS}/example", baseline=baseline)
+    return report_only(run or None, out or ("" if run else f"{RESULTS}/example"), baseline=baseline)
 
 
 @command(looks=True, positional=["before", "now"], help={"before": "a results folder", "now": "another"})

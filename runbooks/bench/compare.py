@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runbooks.bench.charts import number
-from runbooks.bench.results import FORMAT, BenchResult, assess, reading
+from runbooks.bench.results import FORMAT, BenchResult, assess, named, reading
 from runbooks.bench.words import load
 from runbooks.engine.errors import UsageError
 from runbooks.engine.printers import printer
@@ -142,8 +142,11 @@ def compare_runs(before: str, now: str, reporter: Reporter | None = None) -> int
     """Say how two results folders differ. 1: something got slower."""
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        with reading(expand(before), expand(now)):
-            found = compare(assess(expand(before)), assess(expand(now)))
+        first, second = named(before), named(now)
+        with reading(first, second):
+            found = compare(assess(first), assess(second))
+        if not found.points:
+            raise UsageError("no load is VALID in both runs: there is nothing to compare", details=found.left_out)
         reporter.table("output tok/s, end to end", COLUMNS, rows(found.points))
         for text in found.left_out:
             reporter.note(f"not compared: {text}", level="warning")
@@ -151,8 +154,6 @@ def compare_runs(before: str, now: str, reporter: Reporter | None = None) -> int
             reporter.table("settings that differ", ("setting", "before", "now"), [list(one) for one in found.settings])
         else:
             reporter.note("the same settings in both")
-        if not found.points:
-            raise UsageError("no load is VALID in both runs: there is nothing to compare")
         return 1 if any(point.word == "slower" for point in found.points) else 0
     finally:
         reporter.close()
@@ -185,4 +186,13 @@ def _listed(out: Path) -> Iterator[list[str]]:
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             yield [path.parent.name, "not readable", "-", "-"]
         else:
+            word = _why_none(points) if word == "no verdict" else word
             yield [path.parent.name, word, f"{len(valid)} of {asked}", top]
+
+
+def _why_none(points: Sequence[Mapping[str, Any]]) -> str:
+    """In two words, why a run has no verdict."""
+    valid = [point for point in points if point["valid"]]
+    if not valid:
+        return "nothing VALID"
+    return "unknown cards" if any(point["step_ms"] for point in valid) else "too short"

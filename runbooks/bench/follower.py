@@ -26,14 +26,15 @@ def event_of(line: str, report: Reporter, host: str) -> dict[str, Any]:
 
 @dataclass
 class Follower:
-    """`points`: how many will be measured, over all passes."""
+    """`points`: how many will be measured, over all passes; `each`: seconds that one takes, until the first is over."""
 
     report: Reporter
     host: str
     points: int
+    each: float
     done: int = 0
-    kept: int = 0  # of those, measured before this run was resumed
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0  # the point under way; 0: before the first
+    took: list[float] = field(default_factory=list)
     error: dict[str, Any] | None = None
 
     def line(self, line: str) -> None:
@@ -50,7 +51,10 @@ class Follower:
 
     def _point(self, event: Mapping[str, Any]) -> None:
         self.done += 1
-        self.kept += bool(event.get("resumed"))
+        now = time.monotonic()
+        if self.began and not event.get("resumed"):
+            self.took.append(max(now - self.began, event.get("window_s", 0.0)))  # a log is read again all at once
+        self.began = now
         failed = event["requests"]["failed"]
         known = f" ±{event['tok_s_ci'] / event['tok_s']:.1%}" if event["tok_s_ci"] and event["tok_s"] else ""
         text = f"{_load(event)}: {event['tok_s']:.1f} tok/s{known}" + (f", {failed} requests failed" if failed else "")
@@ -60,16 +64,17 @@ class Follower:
         self.report.note(text, host=self.host, level="warning" if failed else "info")
 
     def _progress(self, event: Mapping[str, Any]) -> None:
-        share = {"ramp": 0.0, "warm-up": 0.1, "window": 0.2, "drain": 0.9}.get(event["phase"], 0.0)
-        if event["phase"] == "window":
-            share += 0.7 * event["done"] / max(event["total"], 1e-9)
+        self.began = self.began or time.monotonic()
+        each = sum(self.took) / len(self.took) if self.took else self.each
+        share = min(0.99, (time.monotonic() - self.began) / max(each, 1e-9))
         done = min(self.done + share, self.points - 0.01)
-        left = (time.monotonic() - self.began) / max(done - self.kept, 0.2) * (self.points - done)
+        left = each * (self.points - done)
         rate = f", about {event['rate']:.0f} tok/s" if event.get("rate") else ""
         failed = f", {event['failed']} failed" if event.get("failed") else ""
         where = f"{event['point']:g} a second" if event.get("open") else streams(event["point"])
-        detail = f"{where}, {event['phase']}{rate}{failed}, {_minutes(left)} left"
-        self.report.progress("bench", round(done, 1), float(self.points), host=self.host, unit="points", detail=detail)
+        number = f"point {min(self.done + 1, self.points)} of {self.points}"
+        detail = f"{number}: {where}, {event['phase']}{rate}{failed}, {_minutes(left)} left"
+        self.report.progress("bench", int(100 * done / self.points), 100, host=self.host, unit="%", detail=detail)
 
 
 def _load(point: Mapping[str, Any]) -> str:

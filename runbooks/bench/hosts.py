@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
-from runbooks.bench.results import BenchResult, assess, reading, recompute, writable
+from runbooks.bench.results import BenchResult, assess, named, reading, recompute, writable
 from runbooks.bench.sweep import INTERRUPTED, run_bench
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.printers import printer
@@ -52,19 +53,22 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
 def report_only(
     run: str | Path | None, out: str | Path, reporter: Reporter | None = None, *, baseline: str = ""
 ) -> int:
-    """Judge a results folder again (default: the example), say it, and write its report below `out`.
+    """Judge a results folder again (default: the example), say it, and write its report below `out` ("": into itself).
 
     `baseline`: another folder to stand beside it; UsageError where that measured something else.
     """
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        folder = expand(run) if run else EXAMPLE
-        with reading(folder, *([expand(baseline)] if baseline else [])):
-            result, other = assess(folder), assess(expand(baseline)) if baseline else None
+        folder, beside = named(run) if run else EXAMPLE, named(baseline) if baseline else None
+        with reading(folder, *([beside] if beside else [])):
+            result, other = assess(folder), assess(beside) if beside else None
             texts = report.texts(result, other)
             report.show(result, reporter)
-        report.save(texts, writable(expand(out)))
-        reporter.note(f"report: {expand(out) / 'report.html'}", level="good")
+        where = writable(expand(out)) if out else folder
+        if not run and not (where / "run.json").exists():  # the example is a run like any other
+            shutil.copytree(EXAMPLE, where, dirs_exist_ok=True)
+        report.save(texts, where)
+        reporter.note(f"report: {where / 'report.html'}", level="good")
     finally:
         reporter.close()
     return 0
@@ -76,8 +80,9 @@ def recompute_run(run: str | Path, reporter: Reporter | None = None) -> int:
         raise UsageError("run: a results folder is needed", next="invoke results")
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        with reading(expand(run)):
-            again = recompute(expand(run))
+        folder = named(run)
+        with reading(folder):
+            again = recompute(folder)
         count = len(again.result.points)
         if again.changed_logs or again.differences:
             raise RunbookError(

@@ -67,7 +67,7 @@ def _measure(
     raw = folder / "raw"
     words = [sys.executable, "-m", "runbooks.bench.loadgen", "--url", url, "--out", str(raw), "--key-env", KEY]
     words += [*options.words(Bench()), *(["--resume"] if options.resume else [])]
-    follower = Follower(reporter, name, len(asked.loads))
+    follower = Follower(reporter, name, len(asked.loads), asked.settings.warmup + asked.settings.window)
     home = Path(__file__).parents[2]
     rc = interruptible.run(words, os.environ | {"PYTHONPATH": str(home)}, follower.line)
     if rc in (INTERRUPTED, *(-number for number in NUMBERS)) and not (raw / "run.json").exists():

@@ -54,8 +54,21 @@ from runbooks.bench.validity import Limits, faults
 from runbooks.bench.verdict import Verdict, judge
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.inventory.shape import ModelShape
+from runbooks.paths import expand, home
 
 FORMAT = 1
+
+
+def named(text: str | Path, below: str | Path = "") -> Path:
+    """A results folder as people type it: its path, or a part of its name that no other run in results/ has."""
+    folder, root = expand(text), expand(below or home("results"))
+    if folder.exists() or "/" in str(text) or not str(text).strip("."):
+        return folder
+    found = sorted(path.parent for path in root.glob("*/run.json") if str(text) in path.parent.name)
+    if len(found) > 1:
+        names = [path.name for path in found]
+        raise UsageError(f"{text}: more than one run in {root} has that in its name", details=names[-5:])
+    return found[0] if found else folder
 
 
 @contextmanager
@@ -210,7 +223,9 @@ def _run_of(folder: Path) -> dict[str, Any]:
     try:
         run: Any = json.loads((folder / "run.json").read_text())
     except FileNotFoundError:
-        raise UsageError(f"{folder} is not a results folder: there is no run.json in it", next="ls results/") from None
+        raise UsageError(
+            f"{folder} is not a results folder: there is no run.json in it", next="invoke results"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'run.json'}: {error}") from None
     if not isinstance(run, dict):

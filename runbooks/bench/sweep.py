@@ -65,7 +65,7 @@ def run_bench(
     key = loaded.secret(loaded.inventory.server.api_key) if loaded.inventory.server.api_key else None
     if key:
         report.hide(key)
-    follower = Follower(report, host, len(asked.loads))
+    follower = Follower(report, host, len(asked.loads), asked.settings.warmup + asked.settings.window)
     load = _load(loaded, host, options)
     remote = f"{paths.STATE}/bench/{hashlib.sha256(json.dumps(load).encode()).hexdigest()[:12]}"
     _prepare(conn, remote, options, report)

@@ -143,25 +143,28 @@ def kill_after(folder: Path, log: str) -> None:
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
-def test_progress_tells_what_is_left() -> None:
-    said = Recorder()
-    follower = Follower(Reporter(said), "glm5-a", points=4, done=1, kept=1, began=time.monotonic() - 60)
-    window = {
-        "event": "progress",
-        "phase": "window",
-        "point": 8,
-        "done": 30.0,
-        "total": 60.0,
-        "rate": 99.7,
-        "failed": 2,
-    }
-    follower.line(json.dumps(window))
+def test_progress_tells_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [1000.0], Recorder()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    follower = Follower(Reporter(said), "glm5-a", points=4, each=100.0)
+    rate = {"tok_s": 9.0, "tok_s_ci": None, "requests": {"failed": 0}, "concurrency": 4, "window_s": 60.0}
+
+    def after(seconds: float, event: dict[str, object]) -> tuple[float, str]:
+        now[0] += seconds
+        follower.line(json.dumps(event))
+        return said.events[-1].data.get("done", 0), said.events[-1].data.get("detail", "")
+
+    window = {"event": "progress", "phase": "window", "point": 8, "rate": 99.7, "failed": 2}
+    ramp = {"event": "progress", "phase": "ramp", "point": 4}
+    assert after(9, ramp) == (0, "point 1 of 4: 4 streams, ramp, 6:40 min left")  # what came before is no part of it
+    assert after(50, ramp) == (12, "point 1 of 4: 4 streams, ramp, 5:50 min left")
+    after(30, {"event": "point", **rate})  # now it is known: 80 s
+    assert after(20, window) == (31, "point 2 of 4: 8 streams, window, about 100 tok/s, 2 failed, 3:40 min left")
+    assert after(600, window)[0] == 49  # never before it is over
+    after(0, {"event": "point", "resumed": True, **rate})
+    assert after(0, ramp) == (50, "point 3 of 4: 4 streams, ramp, 2:40 min left")
     follower.line("not JSON: a warning of the system")
-    shown = [(event.kind, event.text, event.data) for event in said.events]
-    assert shown[0][0] == "progress"
-    # 0.55 of the second of four points took a minute; the first was there before.
-    assert shown[0][2]["detail"] == "8 streams, window, about 100 tok/s, 2 failed, 4:27 min left"
-    assert "a warning of the system" in shown[1][1]
+    assert "a warning of the system" in said.events[-1].text
 
 
 def test_refusals_say_what_to_do(host: Connection, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

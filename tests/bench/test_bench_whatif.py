@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from runbooks.bench import EXAMPLE, assess, words
+from runbooks.bench import EXAMPLE, assess, report_only, words
 from runbooks.bench.compare import Point, compare, compare_runs, list_results
-from runbooks.bench.results import BenchResult
+from runbooks.bench.results import BenchResult, named
 from runbooks.bench.whatif import show, tables
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Reporter
@@ -140,3 +140,58 @@ def test_results_are_listed_and_compared_by_the_commands(tmp_path: Path) -> None
     assert rows[0][2] == "7 of 7"
     assert compare_runs(str(tmp_path / "one"), str(tmp_path / "one"), Reporter(Recorder())) == 0
     assert list_results(str(tmp_path / "nothing"), Reporter(Recorder())) == 0
+
+
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ([{"valid": False, "tok_s": 1.0, "step_ms": 1.0}], "nothing VALID"),
+        ([{"valid": True, "tok_s": 1.0, "step_ms": None}], "too short"),
+        ([{"valid": True, "tok_s": 1.0, "step_ms": 1.0}], "unknown cards"),
+    ],
+)
+def test_a_run_without_a_verdict_says_why(tmp_path: Path, points: list[dict[str, Any]], why: str) -> None:
+    changed(tmp_path, "one", lambda run: None)
+    told = json.loads((tmp_path / "one" / "points.json").read_text()) | {"points": points}
+    told["verdict"]["word"] = "no verdict"
+    (tmp_path / "one" / "points.json").write_text(json.dumps(told))
+    said = Recorder()
+    assert list_results(str(tmp_path), Reporter(said)) == 0
+    assert said.events[0].data["rows"][0][1] == why
+
+
+def test_the_report_of_the_example_is_a_run_like_any_other(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "example"
+    assert report_only(None, out, Reporter(Recorder())) == 0
+    said = Recorder()
+    assert list_results(str(out.parent), Reporter(said)) == 0
+    assert [(row[0], row[2]) for row in said.events[0].data["rows"]] == [("example", "7 of 7")]
+    assert compare_runs(str(out), str(out), Reporter(Recorder())) == 0
+    assert report_only(None, out, Reporter(Recorder())) == 0  # and again
+
+
+def test_a_run_goes_by_a_part_of_its_name_that_no_other_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("2026-11-30T005619Z-127.0.0.1", "2026-11-30T005632Z-127.0.0.1"):
+        changed(tmp_path / "results", name, lambda run: None)
+    assert named("005619") == Path("results/2026-11-30T005619Z-127.0.0.1")
+    assert compare_runs("005619", "005632", Reporter(Recorder())) == 0
+    assert report_only("005619", "", Reporter(Recorder())) == 0
+    with pytest.raises(UsageError, match="more than one run in results has that in its name") as refused:
+        named("0056")
+    assert len(refused.value.details) == 2
+    with pytest.raises(UsageError, match="elsewhere is not a results folder") as refused:
+        compare_runs("elsewhere", "005632", Reporter(Recorder()))
+    assert refused.value.next == "invoke results"
+
+
+def test_where_nothing_can_be_compared_nothing_else_is_said(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        changed(tmp_path, name, lambda run: None)
+    (tmp_path / "two" / "raw" / "00-c1.bin").unlink()
+    (tmp_path / "two" / "raw" / "01-c2.bin").unlink()
+    said = Recorder()
+    with pytest.raises(UsageError, match="no load is VALID in both runs") as refused:
+        compare_runs(str(tmp_path / "one"), str(tmp_path / "two"), Reporter(said))
+    assert refused.value.details == ("1 stream: only in the first run", "2 streams: only in the first run")
+    assert said.events == []
