@@ -19,12 +19,11 @@ from runbooks.bench.ceiling import GLM5_FIXED_MS, GLM5_KERNELS, Ceiling, coverag
 from runbooks.bench.charts import number
 from runbooks.bench.fit import decompose
 from runbooks.bench.gains import MTP
-from runbooks.bench.results import reading
+from runbooks.bench.results import named, reading
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Reporter
 from runbooks.inventory import Loaded
 from runbooks.inventory.shape import ModelShape
-from runbooks.paths import expand
 
 if TYPE_CHECKING:
     from runbooks.session import Session
@@ -54,10 +53,10 @@ class Claim:
 
 def ceiling_task(session: Session, *, run: str = "", as_json: bool = False) -> int:
     """Print the tables for the inventory's model and cards; `run`: with the collectives that it measured."""
-    told = measured.read(expand(run)) if run else None
+    told = measured.read(named(run)) if run else None
     if run and told is None:
         raise UsageError(f"{run}: no {measured.FILE} in it", next="invoke bench.collectives")
-    with reading(expand(run)) if told else nullcontext():
+    with reading(named(run)) if told else nullcontext():
         result = tables(session.loaded, told)
     if as_json:
         session.report.close()

@@ -155,6 +155,7 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["health", "--inventory", "~nobody-of-that-name/x.yaml"], "there is no inventory"),
         (["bench", "--out", "/dev/null"], "nothing can be written"),
         (["bench", "--window", "nan"], "window"),
+        (["bench", "--window", "0s"], "--window 0s: that is no number"),
         (["bench", "--window", "inf"], "window"),
         (["bench.report", "--out", "/proc/nope"], "nothing can be written"),
         (["bench", "--url", ""], "--url: nothing was named"),
