@@ -9,13 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from runbooks.bench import list_results, recompute
+from runbooks.bench import BenchOptions, bench_hosts, list_results, recompute, sweep
+from runbooks.bench.follower import Follower
 from runbooks.bench.validity import Limits, faults
 from runbooks.commands.bench import interrupted
+from runbooks.engine.errors import RunbookError
+from runbooks.engine.follow import JobResult
 from runbooks.engine.report import Reporter
+from runbooks.inventory import load
 from tests.bench.generator import words
 from tests.recorder import Recorder
 
@@ -171,3 +177,31 @@ def test_ctrl_c_while_the_load_generator_loads(pyz: Path, traps: str, tmp_path: 
 def test_a_cut_answer_is_no_server_that_sends_no_usage() -> None:
     point = {"interrupted": True, "requests": {"sent": 1, "failed": 0, "failures": {}}, "tok_s": 5.0}
     assert faults(point, Limits(), None) == ["interrupted before its window was over"]
+
+
+@pytest.mark.parametrize("rc", [130, 143, -15])
+def test_on_a_host_a_load_generator_that_was_told_to_end_has_not_failed(
+    rc: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sweep, "push_zipapp", lambda *_: "loadgen.pyz")
+    monkeypatch.setattr(sweep, "run_job", lambda *_, **__: JobResult(rc, (), 1.0, str(tmp_path)))
+    conn: Any = SimpleNamespace(name="glm5-a")
+    options, report = BenchOptions(), Reporter(Recorder())
+    asked = options.checked(load(ROOT / "inventory.yaml").inventory.bench)
+    follower = Follower(report, "glm5-a", 7, 70.0)
+
+    def drive(*, stopping: bool) -> bool:
+        return sweep._drive(conn, [], options, asked, None, "/x", follower, report, lambda: stopping)
+
+    assert drive(stopping=True)
+    if rc != 130:  # nobody told it to
+        with pytest.raises(RunbookError, match=f"the load generator ended with {rc}"):
+            drive(stopping=False)
+
+
+def test_a_sweep_of_hosts_that_was_interrupted_ends_with_130(tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"each": lambda *_, **__: [], "tell_errors": lambda _: False}
+    session: Any = SimpleNamespace(loaded=load(ROOT / "inventory.yaml"), interrupt=True, **nothing)
+    assert bench_hosts(session, BenchOptions(), out=str(tmp_path)) == 130
+    session.interrupt = False
+    assert bench_hosts(session, BenchOptions(), out=str(tmp_path)) == 0
