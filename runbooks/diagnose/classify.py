@@ -18,6 +18,9 @@ _PREFIX = re.compile(
     r"|^[\w.-]+ +\| |^\d{4}-\d\d-\d\dT[\d:.]+Z (?:std(?:out|err) F )?"  # a container's
     r"|^\(\w+ pid=\d+\) (?:[A-Z]+ [\d\- :]+ \[[\w.:]+\] )?"  # a worker's of vLLM or Ray
 )
+_STAMP = re.compile(
+    r"\[[^\]]*\d[^\]]*\]|\w{3} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ][\d:.]+(?:Z|[+-][\d:]+)?"
+)
 _ATTEMPT = re.compile(r"systemd\[\d+\]: (?:Starting|Started) |: Starting sglang|^Starting sglang", re.MULTILINE)
 _HARMLESS = re.compile("|".join(HARMLESS))
 _TELLING = re.compile(r"error|exception|fail|killed|abort|fatal|cannot|denied|refused", re.IGNORECASE)
@@ -52,7 +55,7 @@ class Cause:
 @dataclass(frozen=True)
 class _Hit:
     signature: Signature
-    line: str
+    line: _Line
     match: re.Match[str]
 
 
@@ -119,28 +122,44 @@ def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
     return sorted(found.values(), key=lambda hit: hit.signature.rank)
 
 
-def _lines(text: str) -> Iterator[str]:
+class _Line(str):
+    """A line without what stands before it; `stamp` is what of that a person needs: when, and which rank."""
+
+    stamp: str = ""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.stamp}{self[:LONGEST]}"
+
+
+def _lines(text: str) -> Iterator[_Line]:
     for line in text.splitlines():
         if line.strip() and not _HARMLESS.search(line):
-            yield _bare(line).strip()[:4000]
+            yield _bare(line)
 
 
-def _bare(line: str) -> str:
-    """Without what journals, containers and loggers put before a line; they do it in layers."""
+def _bare(line: str) -> _Line:
+    """Without what journals, containers and loggers put before a line; they do it in layers, and the innermost stamp
+    is the program's own."""
+    stamp = ""
     for _ in range(LAYERS):
         shorter = _PREFIX.sub("", line, count=1)
         if shorter == line:
             break
+        if told := _STAMP.match(line):
+            stamp = f"{told[0].strip()} "
         line = shorter
-    return line
+    bare = _Line(line.strip()[:4000])
+    bare.stamp = stamp
+    return bare
 
 
 def _cause(hit: _Hit, journal: str) -> Cause:
     signature, line = hit.signature, hit.line
     detail = next((group for group in hit.match.groups() if group), hit.match[0])
-    evidence = [line[:LONGEST]]
+    evidence = [line.shown]
     if signature.rank >= WARNING:
-        evidence += [other for other in telling(journal, 4) if other != line[:LONGEST]]
+        evidence += [other for other in telling(journal, 4) if other != line.shown]
     text = signature.text.format(detail[:LONGEST])
     certain = signature.rank < WARNING
     return Cause(signature.name, text, signature.fix, signature.page, signature.source, tuple(evidence), certain)
@@ -148,7 +167,7 @@ def _cause(hit: _Hit, journal: str) -> Cause:
 
 def _unknown(journal: str, kernel: str, unit: Mapping[str, str]) -> Cause:
     if unit.get("ActiveState") in ("active", "activating") and unit.get("Result", "success") == "success":
-        lines = tuple(list(_lines(journal))[-3:])
+        lines = tuple(line.shown for line in list(_lines(journal))[-3:])
         text = "it runs and has not said anything wrong yet: still starting, or slow"
         return Cause("starting", text, "invoke health", "start-slow", "", lines, certain=False)
     quiet = not failures(journal) and not failures(kernel)
@@ -176,11 +195,11 @@ def _down(name: str, text: str, fix: str) -> Cause:
 
 def failures(text: str) -> list[str]:
     """Lines that say that something failed, whatever it was."""
-    return [line[:LONGEST] for line in _lines(text) if _FAILURE.search(line)]
+    return [line.shown for line in _lines(text) if _FAILURE.search(line)]
 
 
 def telling(journal: str, most: int) -> list[str]:
     """The last lines that speak of an error; where there are none, the last lines."""
     lines = list(_lines(journal))
-    found = [line[:LONGEST] for line in lines if _TELLING.search(line)]
-    return (found or [line[:LONGEST] for line in lines])[-most:]
+    found = [line.shown for line in lines if _TELLING.search(line)]
+    return (found or [line.shown for line in lines])[-most:]

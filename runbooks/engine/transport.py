@@ -250,7 +250,12 @@ class Connection:
         login |= {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
         if self.target.key is not None:
             if not os.access(self.target.key, os.R_OK):
-                raise UsageError(f"the key file {self.target.key} is not there, or cannot be read", host=self.name)
+                raise UsageError(
+                    f"the key file {self.target.key} is not there, or cannot be read",
+                    host=self.name,
+                    next=f"ls -l {self.target.key}; then `key` of {self.name} in the inventory",
+                    page="host-unreachable",
+                )
             login |= {"key_filename": str(self.target.key), "look_for_keys": False}
         if connection.gateway is None:
             login["sock"] = _open_socket(connection.host, connection.port)

@@ -11,9 +11,10 @@ from runbooks.engine.errors import UsageError
 from runbooks.engine.secret import Secret, SecretSource
 from runbooks.inventory.check import check
 from runbooks.inventory.shape import Inventory, Model, Runtime, SecretRef
-from runbooks.inventory.source import Document, near, read
+from runbooks.inventory.source import Document, Problem, near, read
 from runbooks.paths import home
 
+ALIKE = 3
 LARGEST = 1_000_000  # bytes; the YAML reader takes seconds for as many
 
 
@@ -79,10 +80,23 @@ def load(path: Path) -> Loaded:
     document = read(text)
     inventory = check(document)
     if inventory is None:
-        problems = sorted(set(document.problems))
+        problems = _told(document.problems, path.name)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise UsageError(f"{path} cannot be used: {count}", details=[problem.show(path.name) for problem in problems])
+        raise UsageError(f"{path} cannot be used: {count}", details=problems)
     return Loaded(inventory, path, document)
+
+
+def _told(problems: Sequence[Problem], file: str) -> list[str]:
+    """A line each, by place; what is said more than ALIKE times in the same words, as of a name that many use, once."""
+    alike: dict[str, list[Problem]] = {}
+    for problem in sorted(set(problems)):
+        alike.setdefault(problem.text, []).append(problem)
+    told = [
+        (one, f"   (the first of {len(same)} places)" if len(same) > ALIKE else "")
+        for same in alike.values()
+        for one in (same[:1] if len(same) > ALIKE else same)
+    ]
+    return [f"{problem.show(file)}{more}" for problem, more in sorted(told)]
 
 
 def select(loaded: Loaded, patterns: Sequence[str] = ()) -> list[str]:

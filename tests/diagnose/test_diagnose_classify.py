@@ -159,3 +159,19 @@ def test_a_unit_that_is_down_without_a_word(unit: dict[str, str], name: str) -> 
 def test_there_are_enough_healthy_logs_to_mean_something() -> None:
     """Of installations, builds, boots and servers: most from our own runs, of real apt, dkms, pip and nvidia-smi."""
     assert len(HEALTHY_FILES) >= 20
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ("[2026-11-30 00:00:00 TP0] ", "[2026-11-30 00:00:00 TP0] "),
+        ("Nov 30 00:00:01 glm5-a sglang[12]: [2026-11-30 00:00:02 DP1 TP3] ", "[2026-11-30 00:00:02 DP1 TP3] "),
+        ("Nov 30 00:00:01 glm5-a sglang[12]: ", "Nov 30 00:00:01 "),
+        ("2026-11-30T00:00:01+0100 glm5-a sglang[12]: ", "2026-11-30T00:00:01+0100 "),
+        ("sglang-1  | [2026-11-30 00:00:00] ", "[2026-11-30 00:00:00] "),
+        ("", ""),
+    ],
+)
+def test_a_line_that_is_shown_keeps_its_time_and_rank(before: str, kept: str) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert rank(f"{before}{line}\n")[0].evidence == (f"{kept}{line}",)

@@ -112,8 +112,9 @@ def test_a_known_hosts_that_is_no_text_and_a_key_that_is_not_there(tmp_path: Pat
     with Connection(target) as connection, pytest.raises(UsageError, match="cannot be read as known_hosts"):
         connection._check_host_keys(paramiko.SSHClient(), "192.0.2.1")
     lost = dataclasses.replace(target, known_hosts=tmp_path / "none", key=tmp_path / "id")
-    with Connection(lost) as connection, pytest.raises(UsageError, match="the key file"):
+    with Connection(lost) as connection, pytest.raises(UsageError, match="the key file") as caught:
         connection.ask(":")
+    assert (caught.value.page, str(caught.value.next)[:6]) == ("host-unreachable", "ls -l ")
 
 
 def test_a_send_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,22 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         load(tmp_path / "latin.yaml")
 
 
+def test_one_typo_that_many_places_name_is_one_line(tmp_path: Path) -> None:
+    shipped = (Path(__file__).parents[2] / "inventory.yaml").read_text()
+    (tmp_path / "my.yaml").write_text(shipped.replace("    extends: final\n", "    extends: finale\n"))
+    with pytest.raises(UsageError, match=": 1 problem") as caught:
+        load(tmp_path / "my.yaml")
+    (said,) = caught.value.details
+    above, *below = shipped.split("    extends: final\n")
+    line, count = above.count("\n") + 1, len(below)
+    assert said.startswith(f"my.yaml:{line}  profiles.")
+    assert said.endswith(f"no profile named 'finale'; did you mean final?   (the first of {count} places)")
+    few = shipped.replace("    extends: final\n", "    extends: finale\n", 3)
+    (tmp_path / "my.yaml").write_text(few)
+    with pytest.raises(UsageError, match=": 3 problems"):
+        load(tmp_path / "my.yaml")
+
+
 def test_what_is_no_inventory_by_its_size_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text("a: [" + "x, " * 500_000 + "]\n")
     for path in (tmp_path / "large.yaml", Path("/dev/zero")):
