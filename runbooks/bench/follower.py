@@ -82,4 +82,5 @@ def _load(point: Mapping[str, Any]) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min"

@@ -157,7 +157,8 @@ def test_progress_tells_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     window = {"event": "progress", "phase": "window", "point": 8, "rate": 99.7, "failed": 2}
     ramp = {"event": "progress", "phase": "ramp", "point": 4}
     assert after(9, ramp) == (0, "point 1 of 4: 4 streams, ramp, 6:40 min left")  # what came before is no part of it
-    assert after(50, ramp) == (12, "point 1 of 4: 4 streams, ramp, 5:50 min left")
+    assert after(0.2, ramp)[1].endswith("6:40 min left")  # 399.8 s, and not 6:60
+    assert after(49.8, ramp) == (12, "point 1 of 4: 4 streams, ramp, 5:50 min left")
     after(30, {"event": "point", **rate})  # now it is known: 80 s
     assert after(20, window) == (31, "point 2 of 4: 8 streams, window, about 100 tok/s, 2 failed, 3:40 min left")
     assert after(600, window)[0] == 49  # never before it is over
