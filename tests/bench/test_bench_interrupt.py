@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runbooks import bench as bench_package
 from runbooks.bench import BenchOptions, bench_hosts, list_results, recompute, sweep
 from runbooks.bench.follower import Follower
 from runbooks.bench.validity import Limits, faults
@@ -164,14 +165,33 @@ def test_the_load_generator_whose_reader_is_gone(pyz: Path, traps: str, tmp_path
     assert json.loads((tmp_path / "run.json").read_text())["points"] == [2]
 
 
-def test_ctrl_c_while_the_load_generator_loads(pyz: Path, traps: str, tmp_path: Path) -> None:
-    for pause in (0.04, 0.06, 0.08, 0.1, 0.15):
-        command = words(pyz, traps, tmp_path, "--concurrency", "2", "--window", "30")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            time.sleep(pause)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=20)
-        assert (err, process.returncode in (130, -signal.SIGINT)) == ("", True)
+LOADING = """
+import os, runpy, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name.endswith("loadgen.options"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+what = sys.argv.pop(1)
+runpy.run_path(what, run_name="__main__") if what.endswith("pyz") else runpy.run_module(what, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_ctrl_c_while_the_load_generator_loads(pyz: Path, module: bool) -> None:
+    command = [sys.executable, "-c", LOADING, "runbooks.bench.loadgen" if module else str(pyz)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_everything_that_the_bench_offers_is_there() -> None:
+    assert sorted(bench_package.__all__) == sorted(name for names in bench_package._PLACES.values() for name in names)
+    assert all(getattr(bench_package, name) is not None for name in bench_package.__all__)
+    script = "import sys, runbooks.bench.loadgen.cli; print('msgspec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_cut_answer_is_no_server_that_sends_no_usage() -> None:
