@@ -30,6 +30,8 @@ ASKS = {"deploy", "gateway", "jobs.cancel", "monitor.install", "provision", "rel
 ASKS |= {"vm.shutdown"}
 AWAY = "host-unreachable"  # the page of a host that cannot be reached: every other one stops there
 AGAIN = 20.0  # seconds between two proofs while a cure has time to show
+STARTS = {"server-down": "start-slow"}  # where a look at the one finds the other, its cure would begin it anew
+_NAMED = re.compile(r"\binvoke runbook ([a-z]+-[a-z-]+)")  # in what a look says
 _PAGE = re.compile(r"\bpage: invoke runbook ([a-z-]+)")  # as errors name theirs
 _NOTICES = ("asking without a key",)  # each command of ours says it; a walk says it once
 
@@ -45,6 +47,7 @@ class Incident:
     ran: list[str] = field(default_factory=list)
     lost: bool = False  # the last block could not reach a host
     named: str = ""  # the page that the last error named
+    seen: set[str] = field(default_factory=set)  # the pages that anything named so far
     _noticed: set[str] = field(default_factory=set)
 
     def walk(self) -> int:
@@ -59,6 +62,10 @@ class Incident:
             if self.session.yes:
                 self._say("so nothing is changed without a person to ask")
                 return 0
+        if self.session.yes and STARTS.get(self.page, "") in self.seen:
+            self._say("it may be starting, or busy: nothing is changed without a person to ask", level="warning")
+            self.named = STARTS[self.page]
+            return 1
         for at, block in enumerate(rest):
             if self._ends(rest[at:]):
                 return 1
@@ -175,6 +182,7 @@ class Incident:
         self.log.write(line)
 
     def _heard(self, text: str) -> None:
+        self.seen |= set(_NAMED.findall(text))
         for page in _PAGE.findall(text):
             self.named = page
             self.lost = self.lost or page == AWAY

@@ -235,6 +235,19 @@ def test_a_condition_is_shown_and_never_agreed_to_beforehand(monkeypatch: pytest
     assert asked == ["Only when it began with a deploy. Run it?"]
 
 
+def test_yes_begins_no_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    starting = "! http  /health says 503: starting, stopping, or no token for 20 s   invoke runbook start-slow"
+    says = {"invoke health": [(1, starting)]}
+    walked = through(monkeypatch, tmp_path, says, cure("restart"), yes=True, page="server-down")
+    assert (walked.code, walked.ran, walked.events[-1]["page"]) == (1, ["look"], "start-slow")
+    says = {"invoke health": [(1, starting), (0, "")], "invoke restart": [(0, "")]}
+    walked = through(monkeypatch, tmp_path, says, cure("restart"), answers=[True], page="server-down")
+    assert (walked.code, walked.ran) == (0, ["look", "restart", "check"]), "a person may know better"
+    says = {"invoke health": [(1, "killed"), (0, "")], "invoke restart": [(0, "")]}
+    walked = through(monkeypatch, tmp_path, says, cure("restart"), yes=True, page="server-down")
+    assert (walked.code, walked.ran) == (0, ["look", "restart", "check"])
+
+
 def test_a_notice_is_said_once_a_walk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
