@@ -234,7 +234,7 @@ def command(line: str, hosts: Sequence[str], *, agreed: bool) -> list[str]:
         return words
     named = [word for host in hosts for word in ("--hosts", host)]
     yes = ["--yes"] if agreed and words[1] in ASKS else []
-    return [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words[1:], *named, *yes]
+    return [sys.executable, "-P", "-m", "invoke", "--search-root", str(ROOT), *words[1:], *named, *yes]
 
 
 def _indented(script: str) -> str:

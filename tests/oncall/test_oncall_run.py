@@ -93,9 +93,9 @@ def test_yes_changes_nothing_where_nothing_is_wrong(monkeypatch: pytest.MonkeyPa
 
 def test_our_own_commands_get_the_hosts_and_the_consent() -> None:
     words = incident.command("invoke rollback   # back", ["a", "b"], agreed=True)
-    assert words[:3] == [sys.executable, "-m", "invoke"]
-    assert words[5:] == ["rollback", "--hosts", "a", "--hosts", "b", "--yes"]
-    assert incident.command("invoke canary", [], agreed=True)[5:] == ["canary"]
+    assert words[:4] == [sys.executable, "-P", "-m", "invoke"], "whatever modules the folder has"
+    assert words[6:] == ["rollback", "--hosts", "a", "--hosts", "b", "--yes"]
+    assert incident.command("invoke canary", [], agreed=True)[6:] == ["canary"]
     assert incident.command("df -h", ["a"], agreed=True) == ["df", "-h"]
     assert incident.command("# only a remark", [], agreed=False) == []
 
