@@ -238,7 +238,11 @@ def report(context: Context, run: str = "", out: str = "", baseline: str = "") -
     return report_only(run or None, out or ("" if run else f"{RESULTS}/example"), baseline=baseline)
 
 
-@command(looks=True, positional=["before", "now"], help={"before": "a results folder", "now": "another"})
+@command(
+    looks=True,
+    positional=["before", "now"],
+    help={"before": "a results folder, or a part of its name", "now": "another"},
+)
 def compare(context: Context, before: str, now: str) -> int:
     """Two runs, like with like: what changed, by how much."""
     from runbooks.bench import compare_runs

@@ -88,7 +88,7 @@ def sweep(
         return bench_hosts(session, options, out=out)
 
 
-@command(looks=True, word="run", help={"run": "a results folder"})
+@command(looks=True, word="run", help={"run": "a results folder, or a part of its name"})
 def recompute(context: Context, run: str = "") -> int:
     """Recompute a run from its raw log, and compare."""
     from runbooks.bench import recompute_run
