@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.report import Reporter
 from runbooks.health.look import look
-from runbooks.health.rules import Check, checks
+from runbooks.health.rules import Check, checks, lead
 from runbooks.inventory.beside import beside
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def check_hosts(session: Session) -> int:
 
 
 def tell(result: HealthResult, report: Reporter) -> None:
-    rows = [[check.name, MARKS[check.state], check.detail, _further(check)] for check in result.checks]
+    first = lead(result.checks)
+    rows = [[one.name, MARKS[one.state], one.detail, _further(one, page=one is first)] for one in result.checks]
     report.table("health", ["", "", "seen", "next"], rows, host=result.host)
     warned = sum(check.state == "warn" for check in result.checks)
     said = f"{len(result.failed)} failed, {warned} to look at" if result.failed or warned else "all well"
@@ -76,11 +77,13 @@ def tell(result: HealthResult, report: Reporter) -> None:
         f"{said}   ({len(result.checks)} checks, {result.seconds:.1f} s)",
         host=result.host,
         level="error" if result.failed else "warning" if warned else "good",
+        page=first.page if first else None,
         checks=[asdict(check) for check in result.checks],
     )
 
 
-def _further(check: Check) -> str:
+def _further(check: Check, *, page: bool) -> str:
+    """What to type next. Only one row of a screen names its page."""
     pointers = [check.next] if check.next else []
-    pointers += [f"invoke runbook {check.page}"] if check.page else []
+    pointers += [f"invoke runbook {check.page}"] if page else []
     return "; ".join(pointers)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 7.5  # seconds after which what has not answered is called hung
 UNIT_FIELDS = (
-    "LoadState,ActiveState,SubState,Result,NRestarts,MainPID,ExecMainStatus,ActiveEnterTimestamp,StateChangeTimestamp"
+    "LoadState,ActiveState,SubState,Result,NRestarts,MainPID,ExecMainCode,ExecMainStatus,ExecMainExitTimestamp,"
+    "ActiveEnterTimestamp,StateChangeTimestamp,StateChangeTimestampMonotonic,RestartUSec,RestartUSecNext"
 )
 GPU_FIELDS = (
     "index",
@@ -36,7 +37,7 @@ GPU_FIELDS = (
 )
 
 _PARTS: Mapping[str, str] = {
-    "unit": "systemctl show {unit} -p {unit_fields}",
+    "unit": "systemctl show {unit} -p {unit_fields} && sed 's/^/Uptime=/; s/ .*//' /proc/uptime",
     "port": "ss -Hltn 'sport = :{port}'",
     # One that waits in the kernel cannot be killed, and each further one makes it worse.
     "gpus": "if ps -eo stat=,comm= 2>/dev/null | grep -q '^D.* nvidia-smi'; then sleep {hung}; fi\n"

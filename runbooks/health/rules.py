@@ -4,7 +4,7 @@ not right."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ def _unit(seen: Seen, host: str) -> Iterator[Check]:
     state, sub = unit.get("ActiveState", "?"), unit.get("SubState", "?")
     since = unit.get("ActiveEnterTimestamp") or unit.get("StateChangeTimestamp") or "?"
     restarts = int(unit.get("NRestarts") or 0)
+    again = f", restarted {_times(restarts)}: find out why" if restarts else ""
     if unit.get("LoadState") == "not-found":
         yield Check(
             "unit",
@@ -59,13 +60,17 @@ def _unit(seen: Seen, host: str) -> Iterator[Check]:
             "deploy-failed",
         )
     elif state == "active":
-        again = f", restarted {restarts} times: find out why" if restarts else ""
         yield Check(
             "unit",
             "warn" if restarts else "ok",
             f"{sub} since {since}, PID {unit.get('MainPID')}{again}",
             *_why(seen, unit, restarts),
         )
+    elif sub.startswith("auto-restart"):
+        cause = classify(seen["journal"].text, seen["kernel"].text, {**unit, "ActiveState": "failed"})
+        known = f": {cause.text}" if cause.certain else ""
+        said = f"{_death(unit)}{known}; {_next_start(unit)}{again}"
+        yield Check("unit", "fail", said, cause.next if cause.certain else "journalctl -u sglang -e", cause.page)
     elif state == "activating":
         again = f" (restart {restarts})" if restarts else ""
         yield Check(
@@ -77,6 +82,51 @@ def _unit(seen: Seen, host: str) -> Iterator[Check]:
     else:
         cause = classify(seen["journal"].text, seen["kernel"].text, unit)
         yield Check("unit", "fail", f"{state}/{sub} since {since}: {cause.text}", cause.next, cause.page)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _death(unit: Mapping[str, str]) -> str:
+    """How the last process ended, and when: `killed (signal 9) at 01:30:01`."""
+    code, status = unit.get("ExecMainCode", ""), unit.get("ExecMainStatus", "?")
+    how = {"1": f"exit code {status}", "2": f"killed (signal {status})", "3": f"dumped core (signal {status})"}
+    said = how.get(code) or f"ended ({unit.get('Result') or 'systemd does not say how'})"
+    when = re.search(r"\d\d:\d\d:\d\d", unit.get("ExecMainExitTimestamp") or unit.get("StateChangeTimestamp") or "")
+    return f"{said} at {when[0]}" if when else said
+
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def _next_start(unit: Mapping[str, str]) -> str:
+    """How long systemd still waits, by the clock of the host that counts from its boot."""
+    pause = unit.get("RestartUSecNext") or unit.get("RestartUSec") or ""
+    whole = sum(float(n) * _SECONDS[size] for n, size in re.findall(r"([\d.]+)(ms|s|min|h)\b", pause))
+    try:
+        left = whole - (float(unit["Uptime"]) - int(unit["StateChangeTimestampMonotonic"]) / 1e6)
+    except (KeyError, ValueError):
+        left = -1.0
+    if 0 <= left <= whole:
+        return f"systemd starts it again in {left:.0f} s"
+    return f"systemd starts it again {pause} after that" if pause else "systemd starts it again"
+
+
+def lead(found: Sequence[Check]) -> Check | None:
+    """The one whose page is to be opened first: a server that is not up explains what is below it, unless a card, the
+    kernel or a disk explains that; else what failed comes before what is only to be looked at."""
+    wrong = [check for check in found if check.state != "ok" and check.page]
+    down = any(check.name == "port" and check.state == "fail" for check in found)
+
+    def order(check: Check) -> int:
+        if check.name == "unit" and (check.state == "fail" or down) and check.page != "server-down":
+            return 0
+        if check.state == "fail":
+            return 1 if check.name in ("gpus", "gpu state", "kernel", "disk") else 2
+        return 3
+
+    return min(wrong, key=order, default=None)
 
 
 def _why(seen: Seen, unit: Mapping[str, str], restarts: int, page: str = "") -> tuple[str, str]:
@@ -181,6 +231,8 @@ def _working(vitals: Mapping[str, Any] | None) -> bool | None:
 
 def _queue(vitals: Mapping[str, Any]) -> Check:
     after = vitals.get("after") or {}
+    if after.get("running") is None and vitals["health"] == 0:
+        return Check("queue", "ok", "not known: the server does not answer")
     if after.get("running") is None:
         return Check(
             "queue", "warn", "no metrics (SGLang gives them with enable_metrics): busy cannot be told from stuck"

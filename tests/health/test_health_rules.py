@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from runbooks.engine.artefact import build_zipapp
+from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer
 from runbooks.health.gpus import read_gpus
+from runbooks.health.hosts import HealthResult, tell
 from runbooks.health.look import PATIENCE, RANK, Part, Seen, look, parse
-from runbooks.health.rules import Check, checks
+from runbooks.health.rules import Check, checks, lead
 from runbooks.inventory.shape import Gpus
 from tests.canary.scripted_server import Scripted
+from tests.recorder import Recorder
 
 GPUS = Gpus(count=8, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", memory_mib=97887, arch="12.0")
 UNIT = (
@@ -147,6 +150,63 @@ def test_a_failed_unit_names_its_cause_and_page() -> None:
     assert (check.state, check.page) == ("fail", "nan-output")
     check = states(seen(unit=unit, kernel="Out of memory: Killed process 1 (sglang::schedul)"))["unit"]
     assert "OOM killer" in check.detail
+
+
+AGAIN = (
+    "LoadState=loaded\nActiveState=activating\nSubState=auto-restart\nResult=signal\nNRestarts=0\nMainPID=0\n"
+    "ExecMainCode=2\nExecMainStatus=9\nExecMainExitTimestamp=Mon 2026-11-30 01:30:01 UTC\n"
+    "ActiveEnterTimestamp=Mon 2026-11-30 01:28:57 UTC\nStateChangeTimestamp=Mon 2026-11-30 01:30:01 UTC\n"
+    "StateChangeTimestampMonotonic=500000000\nRestartUSec=30s\nUptime=512.00"
+)
+
+
+def test_between_a_death_and_the_next_start_the_death_is_told() -> None:
+    given = seen(unit=AGAIN, port="", vitals=REFUSED)
+    unit = states(given)["unit"]
+    assert (unit.state, unit.page) == ("fail", "server-down")
+    assert unit.detail == "killed (signal 9) at 01:30:01; systemd starts it again in 18 s"
+    exited = AGAIN.replace("ExecMainCode=2", "ExecMainCode=1").replace("MainStatus=9", "MainStatus=1")
+    later = states(seen(unit=exited.replace("NRestarts=0", "NRestarts=1").replace("\nUptime=512.00", "")))["unit"]
+    assert later.detail.startswith("exit code 1 at 01:30:01; systemd starts it again 30s after that, restarted once")
+    killed = seen(unit=AGAIN, kernel="Out of memory: Killed process 1 (sglang::schedul)", port="", vitals=REFUSED)
+    assert "OOM killer" in states(killed)["unit"].detail
+
+
+def leads(given: Seen) -> str:
+    first = lead(list(states(given).values()))
+    return f"{first.name} {first.page}" if first else ""
+
+
+@pytest.mark.parametrize(
+    ("given", "page"),
+    [
+        (seen(), ""),
+        (seen(unit=AGAIN, port="", vitals=REFUSED), "unit server-down"),
+        (seen(unit=AGAIN, port="", vitals=REFUSED, disk=DISK.replace("40%", "99%")), "disk disk-full"),
+        (seen(unit=ACTIVATING, port="", vitals=STARTING), "unit start-slow"),
+        (seen(unit=UNIT.replace("NRestarts=0", "NRestarts=3"), vitals=NAN), "completion nan-output"),
+        (seen(unit=ABSENT, port="", vitals=REFUSED, gpus=box(7)), "unit deploy-failed"),
+        (seen(vitals=STUCK, gpus=box(7)), "gpus gpu-lost"),
+    ],
+)
+def test_one_page_leads(given: Seen, page: str) -> None:
+    assert leads(given) == page
+
+
+def test_the_screen_names_one_page() -> None:
+    told = Recorder()
+    given = seen(unit=AGAIN, port="", vitals=REFUSED)
+    tell(HealthResult("glm5-a", tuple(states(given).values()), 1.0), Reporter(told))
+    rows = next(event.data["rows"] for event in told.events if event.kind == "table")
+    assert [row[0] for row in rows if "invoke runbook" in row[3]] == ["unit"]
+
+
+def test_a_server_that_does_not_answer_is_not_told_to_give_metrics() -> None:
+    nothing = {"running": None}
+    queue = states(seen(vitals=vitals(health=0, completion=0, failure="refused", before=nothing, after=nothing)))[
+        "queue"
+    ]
+    assert (queue.state, queue.detail) == ("ok", "not known: the server does not answer")
 
 
 def test_a_gpu_that_does_not_say_its_power_is_read() -> None:
