@@ -20,7 +20,9 @@ CANARY = {"0": "healthy", "1": "degraded", "3": "NaN", "4": "dead"}  # the probe
 
 _LOOK = """\
 date +%s
-systemctl show -p ActiveState --value -- {unit} 2>/dev/null || echo no systemd
+state=$(systemctl show -p ActiveState --value -- {unit} 2>/dev/null || echo no systemd); echo "$state"
+case $state in active | reloading) edge=ActiveEnterTimestamp ;; *) edge=StateChangeTimestamp ;; esac
+edge=$(systemctl show -p "$edge" --value -- {unit} 2>/dev/null); [ ! "$edge" ] || date -d "$edge" +%s
 echo {mark}; cat {current}/release.json 2>/dev/null
 echo {mark}; cat {lock}/holder 2>/dev/null
 """
@@ -39,7 +41,8 @@ def tell_status(session: Session) -> int:
 def _row(connection: Connection) -> list[str]:
     script = _LOOK.format(unit=paths.UNIT_NAME, mark=_MARK, current=paths.CURRENT, lock=paths.LOCK)
     began, release_text, holder = connection.ask(script, deadline=15).out.split(f"{_MARK}\n")
-    now, _, active = began.partition("\n")
+    now, active, since = (*began.splitlines(), "", "")[:3]
+    start = float(since) if since.isdigit() else None
     jobs = list_jobs(connection)
     release = releases.parse(release_text)
     at_work = [f"{job.name} for {span(job.ended - job.since)}" for job in jobs if job.state == "running"]
@@ -48,34 +51,40 @@ def _row(connection: Connection) -> list[str]:
         active.strip() or "-",
         str(release.number) if release else "-",
         release.profile if release else "-",
-        local_time(release.judged or release.created) if release else "-",
-        _canary(jobs, float(now)),
+        "-" if start is None else local_time(start),
+        _canary(jobs, float(now), start),
         ", ".join(at_work) or "-",
         lock.describe(holder).removeprefix("held by ") if holder.strip() else "-",
         last_bench(connection.name),
     ]
 
 
-def _canary(jobs: Sequence[Job], now: float) -> str:
-    """The last verdict, and how long ago by the host's own clock."""
+def _canary(jobs: Sequence[Job], now: float, start: float | None) -> str:
+    """The last verdict, and how long ago by the host's own clock. One from before the server's present state says
+    nothing of it."""
     ended = [job for job in jobs if job.name == "canary" and job.state != "running"]
     if not ended:
         return "never"
-    return f"{CANARY.get(ended[-1].state, 'no verdict')}, {span(now - ended[-1].ended)} ago"
+    older = ", before the last start" if start is not None and ended[-1].ended < start else ""
+    return f"{CANARY.get(ended[-1].state, 'no verdict')}, {span(now - ended[-1].ended)} ago{older}"
 
 
 def last_bench(host: str, folder: Path = RESULTS) -> str:
-    """The best point of the newest run of this host in the results folder here, against the reference."""
+    """The best point of this host's newest run in the results folder here that has a valid one; its rate and its share
+    of the reference are those of decoding, as in the bench's own table."""
+    invalid = "-"
     for run in sorted(folder.glob(f"*-{host}-*"), reverse=True):
         try:
             points = json.loads((run / "points.json").read_text())["points"]
             reference = json.loads((run / "run.json").read_text()).get("reference", {})
             best = max((point for point in points if point["valid"]), key=lambda point: point["tok_s"], default=None)
+            if best is None:
+                invalid = f"INVALID ({run.name[:10]})" if invalid == "-" else invalid
+                continue
+            decode, wanted = best.get("decode_tok_s"), reference.get(str(best["concurrency"]))
+            share = f", {decode / wanted:.0%} of the reference" if decode and wanted else ""
+            rate = f"{decode:.0f} tok/s decode" if decode else f"{best['tok_s']:.0f} tok/s"
+            return f"{rate} at {best['concurrency']}{share} ({run.name[:10]})"
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
-        if best is None:
-            return f"INVALID ({run.name[:10]})"
-        wanted = reference.get(str(best["concurrency"]))
-        share = f", {best['tok_s'] / wanted:.0%} of the reference" if wanted else ""
-        return f"{best['tok_s']:.0f} tok/s at {best['concurrency']}{share} ({run.name[:10]})"
-    return "-"
+    return invalid
