@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -76,6 +79,15 @@ def _both(*acts: Act) -> Act:
     return make
 
 
+def _deaf(world: World) -> None:
+    """Until sshd listens no more: a look that begins before would see nothing of it."""
+    until = time.monotonic() + 10
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            socket.create_connection((world.host.address, 22), timeout=1).close()
+            time.sleep(0.1)
+
+
 def _edit(old: str, new: str) -> Act:
     return lambda world: world.edit(old, new)
 
@@ -138,7 +150,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "host-unreachable": Fault(
         "sshd listens no more",
-        _run("(sleep 1; systemctl stop ssh.socket ssh; sleep 20; systemctl start ssh) >/dev/null 2>&1 &"),
+        _both(_run("(sleep 1; systemctl stop ssh.socket ssh; sleep 20; systemctl start ssh) >/dev/null 2>&1 &"), _deaf),
         mend=lambda world: world.host.wait(),
         by_hand={"check": lambda world: world.host.wait()},  # whoever is at its console starts sshd
     ),
