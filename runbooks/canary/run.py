@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from runbooks import paths
 from runbooks.canary.causes import Cause, rank
 from runbooks.engine.artefact import push_zipapp
-from runbooks.engine.errors import RunbookError
-from runbooks.engine.jobs import run_job
+from runbooks.engine.errors import NotWritten, RunbookError
+from runbooks.engine.jobs import full_disk, run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.inventory.beside import beside
@@ -120,12 +120,16 @@ def run_canary(
     accept: bool = False,
 ) -> CanaryResult:
     """Ask the battery of the server on this host. `accept`: if it is healthy, its answers are the new ones to compare
-    with. Raises RunbookError only where the probe itself could not run."""
+    with. Raises RunbookError only where the probe itself could not run, NotWritten where no room was left for it."""
     artefact = push_zipapp(conn, "runbooks.canary.probe", "cli:main")
     reader = _Reader(report, conn.name)
     script, uploads = _script(artefact, server, model, battery, api_key, accept=accept)
     job = run_job(conn, "canary", script, limit=LIMIT[battery], report=report, uploads=uploads, on_line=reader.line)
     if reader.verdict is None:
+        if full := full_disk(conn):
+            raise NotWritten(
+                "the canary's log was cut off", host=conn.name, step="canary", details=full, page="disk-full"
+            )
         raise RunbookError(
             f"the canary ended with {job.rc} and without a verdict",
             host=conn.name,

@@ -12,7 +12,7 @@ from runbooks import paths
 from runbooks.canary import Battery, run_canary
 from runbooks.deploy import gate, guard, releases, software
 from runbooks.deploy.releases import Release
-from runbooks.engine.errors import RunbookError
+from runbooks.engine.errors import NotWritten, RunbookError
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
@@ -59,8 +59,20 @@ def prove(conn: Connection, loaded: Loaded, release: Release, report: Reporter) 
 def speaks_sense(
     conn: Connection, server: Server, model: Model, key: Secret | None, battery: Battery, *, report: Reporter
 ) -> None:
-    """Ask the canary. Raises RunbookError with what it found."""
-    result = run_canary(conn, server=server, model=model, battery=battery, report=report, api_key=key)
+    """Ask the canary. Raises RunbookError with what it found.
+
+    A host with no room for the canary says nothing of the release: a plain completion counts then.
+    """
+    try:
+        result = run_canary(conn, server=server, model=model, battery=battery, report=report, api_key=key)
+    except NotWritten as trouble:
+        said = gate.ask(conn, gate.Endpoint(server.host, server.port, model.served_name, key), "completion")
+        if said.get("status") != 200 or "error" in said:
+            raise
+        why = "; ".join([trouble.message, *trouble.details[-1:]])
+        text = f"the {battery} canary could not be asked ({why}): it completes a plain request, and that counts"
+        report.note(text, host=conn.name, level="warning")
+        return
     if result.verdict != "healthy":
         faults = [f"{finding.prompt}: {finding.kind}: {finding.evidence}"[:200] for finding in result.faults]
         raise RunbookError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from runbooks import paths
 from runbooks.deploy.releases import Release, parse
@@ -16,6 +17,11 @@ from runbooks.engine.transport import Connection
 
 SHOWN = "ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,ExecMainCode,ExecMainStatus,Job,Environment"
 MARK = "-- rb: "
+
+WRITTEN = (paths.RELEASES, paths.RUNTIMES, paths.JOBS, paths.DIAGNOSIS, str(PurePosixPath(paths.AUDIT).parent))
+"""What a deploy, its jobs and a server that starts write to."""
+ROOM = 200e6  # bytes: a job's log may take 64 MiB, the bundle of a failure and compiled kernels the rest
+FILES = 200  # of a file system that counts them
 
 # Each part says its name first; each is bounded, since nvidia-smi can hang for ever on a lost GPU.
 _LOOK = """\
@@ -43,6 +49,11 @@ while IFS=', ' read -r p mib; do
   [ -e "/proc/$p/cgroup" ] && ! grep -q '/{unit}$' "/proc/$p/cgroup" &&
     echo "$p ($mib MiB) $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-100)"
 done
+echo '{mark}room'
+for p in {written}; do
+  while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done
+  timeout -s KILL 5 df -B1 --output=avail,itotal,iavail,target -- "$p" 2>/dev/null | tail -n 1
+done | sort -u
 echo '{mark}key'; [ -e {current}/api-key ] && cmp -s - {current}/api-key && echo same
 """
 
@@ -78,6 +89,7 @@ class Host:
     gpu_held: tuple[str, ...]
     key_same: bool
     running: str | None = field(default=None)
+    full: tuple[str, ...] = ()  # file systems that a deploy writes to, and that have no room for it
 
     @property
     def serves(self) -> bool:
@@ -116,6 +128,7 @@ def look(
         missing=MISSING.format(model=quote(model_path)),
         user=quote(user),
         port=port,
+        written=" ".join(WRITTEN),
     )
     return read(conn.ask(script, stdin=f"{key.reveal()}\n".encode() if key else b"", deadline=90).out)
 
@@ -147,7 +160,18 @@ def read(text: str) -> Host:
         gpu_held=tuple(parts.get("held", [])),
         key_same="same" in parts.get("key", []),
         running=stamp[1] if stamp else None,
+        full=tuple(_full(parts.get("room", []))),
     )
+
+
+def _full(lines: Sequence[str]) -> Iterator[str]:
+    """Of df's lines, those with too little room, in words; one that df does not count is not judged."""
+    for line in lines:
+        avail, files, free, *mount = [*line.split(maxsplit=3), "", "", ""][:4]
+        if avail.isdigit() and int(avail) < ROOM:
+            yield f"{''.join(mount)}: {int(avail) / 1e6:.0f} MB free, {ROOM / 1e6:.0f} MB needed"
+        elif files.isdigit() and int(files) and free.isdigit() and int(free) < FILES:
+            yield f"{''.join(mount)}: {free} inodes free, {FILES} needed"
 
 
 def need_runtime(host: Host, version: str, name: str) -> str:
@@ -167,6 +191,15 @@ def check(host: Host, plan: Plan, name: str) -> None:
     again = f"invoke provision --hosts {name}"
     if not host.user:
         raise CheckFailed(f"the user {plan.user} does not exist", host=name, step="deploy", next=f"{again} --tags base")
+    if host.full:
+        raise CheckFailed(
+            "no room for what a deploy writes (releases, logs of jobs, the bundle of a failure): nothing was touched",
+            host=name,
+            step="deploy",
+            details=host.full,
+            next=f"ssh to {name}: df -h {paths.ROOT} {paths.STATE}; df -i {paths.ROOT} {paths.STATE}",
+            page="disk-full",
+        )
     if host.model_files < 2:
         raise CheckFailed(
             f"the model is not there: {plan.model.path} holds no config.json with weights",

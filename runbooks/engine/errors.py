@@ -6,6 +6,7 @@ RunbookError            exit 1   something on a host, or in a run, failed
     HostKeyChanged      exit 1   the host showed another key than the one pinned
   NoAnswer              exit 1   the host is there, an answer did not come within its deadline
   StepFailed            exit 1   a step failed, or still wants a change after it was applied
+    NotWritten          exit 1   the host takes no file (a full disk), or no job
   CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
 UsageError              exit 2   wrong option, inventory or environment: nothing was touched
 """
@@ -101,6 +102,10 @@ class NoAnswer(RunbookError):
 
 class StepFailed(RunbookError):
     """A step failed, or still wants a change after it was applied."""
+
+
+class NotWritten(StepFailed):
+    """The host takes no file, as on a full disk, or no job: it says nothing of what was to be done with it."""
 
 
 class CheckFailed(RunbookError):

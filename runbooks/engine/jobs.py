@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 
 from runbooks import paths
 from runbooks.engine import lock
-from runbooks.engine.errors import StepFailed, page_of
+from runbooks.engine.errors import NotWritten, page_of
 from runbooks.engine.follow import JobResult, follow
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -125,7 +125,7 @@ def run_job(
     `changes`: it changes the host, so a later run waits for its end, and it keeps the host's lock fresh. `run`: it is
     launched only while that run holds the lock.
     When `stopping()` becomes true, the file `$JOB/stop` appears: the script may look for it between two steps.
-    Raises StepFailed when it cannot be started, Unreachable when the link stays away: the job then goes on.
+    Raises NotWritten when it cannot be started, Unreachable when the link stays away: the job then goes on.
     """
     label = f"{name}-{_content_hash(script, uploads or {})}"
     folder = f"{paths.JOBS}/{label}"
@@ -164,10 +164,10 @@ def full_disk(connection: Connection) -> list[str]:
     return [f"{paths.STATE}: No space left on device (on {mount})"] if mount else []
 
 
-def _not_made(connection: Connection, what: str, answer: Answer) -> StepFailed:
+def _not_made(connection: Connection, what: str, answer: Answer) -> NotWritten:
     lines = [*answer.err.splitlines()[-3:], *full_disk(connection)]
     full = page_of(lines)
-    return StepFailed(
+    return NotWritten(
         what, host=connection.name, details=lines, next=f"df -h {paths.STATE}" if full else None, page=full
     )
 

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, RunbookError, Unreachable, UsageError, page_of
+from runbooks.engine.errors import (
+    HostKeyChanged,
+    HostKeyUnknown,
+    NotWritten,
+    Unreachable,
+    UsageError,
+    page_of,
+)
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer, Shell
 
@@ -138,7 +145,7 @@ class Connection:
             if answer.rc != 0:
                 self.ask(f"rm -f -- {staged}")
                 said = answer.err.strip().splitlines()[-3:]
-                raise RunbookError(f"could not write {path}", host=self.name, details=said, page=page_of(said))
+                raise NotWritten(f"could not write {path}", host=self.name, details=said, page=page_of(said))
 
     def fetch(self, path: str) -> bytes:
         """Read a whole file as root, block by block."""

@@ -45,7 +45,7 @@ _PARTS: Mapping[str, str] = {
     "kernel": "journalctl -k -b -o short-iso --no-pager -q -n 20000"
     " | grep -E 'Xid|NVRM|oom-kill|Out of memory' | tail -n 200",
     "journal": "journalctl -u {unit} -o cat --no-pager -q -n 400",
-    "disk": "timeout -s KILL {hung} df -P -B1 / /var {model} /dev/shm",
+    "disk": "timeout -s KILL {hung} df -P -B1 / /var {written} {model} /dev/shm",
     "memory": "cat /proc/meminfo",
     "clock": "timedatectl show -p NTPSynchronized --value",
     "load": "cat /proc/loadavg; nproc",
@@ -128,6 +128,7 @@ def look(
         "port": port,
         "gpu_fields": ",".join(GPU_FIELDS),
         "model": quote(model_path),
+        "written": f"{paths.ROOT} {paths.STATE}",
         "vitals": f"{RANK}; {vitals}",
         "hung": f"{PATIENCE + 1:.0f}",
     }

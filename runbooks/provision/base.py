@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from runbooks import paths
 from runbooks.engine.facts import Facts
@@ -20,6 +21,8 @@ TOOLS = (
     "build-essential", "numactl", "libnuma1",
 )  # fmt: skip
 
+ROOM = 200e6  # bytes that a file system needs which only logs and small files are written to; as a deploy does
+
 NO_UPGRADE = ("nvidia", "libnvidia", "cuda", "linux-modules-nvidia")
 
 
@@ -28,6 +31,9 @@ def stages(facts: Facts, inventory: Inventory, runtime: Runtime) -> list[Stage]:
     system: list[Step] = [
         OperatingSystem(facts=facts),
         DiskFree(path="/", needed=2e9, what="packages"),
+        DiskFree(path=paths.STATE, needed=ROOM, what="jobs and their logs"),
+        DiskFree(path=paths.ROOT, needed=ROOM, what="releases and runtimes"),
+        DiskFree(path=str(PurePosixPath(paths.AUDIT).parent), needed=ROOM, what="the audit log"),
         CloudInitDone(),
     ]
     mirror = [] if inventory.apt_mirror is None else [AptMirror(url=inventory.apt_mirror)]

@@ -50,7 +50,8 @@ class DiskFree:
     def plan(self, answers: Answers) -> Verdict:
         free, mount = read_free_space(answers[free_space(self.path)])
         line = f"{human(self.needed)} for {self.what}, {human(free)} free on {mount}"
-        return Verdict(ok=free >= self.needed, line=line)
+        mend = f"free some room on {mount} of the host"
+        return Verdict(ok=free >= self.needed, line=line, next=mend, page="disk-full")
 
 
 def free_space(path: str) -> Question:

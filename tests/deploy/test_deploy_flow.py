@@ -287,6 +287,8 @@ def test_check_shows_the_diff_and_touches_nothing() -> None:
         ({"model": True}, "the model is not there"),
         ({"missing": True}, r"is not whole  .*\n.*missing, or cut off: model-00002"),
         ({"user": True}, "does not exist"),
+        ({"room": True}, r"no room for what a deploy writes.*\n.*/var: 3 MB free, 200 MB needed"),
+        ({"inodes": True}, r"no room for what a deploy writes.*\n.*/opt: 12 inodes free, 200 needed"),
     ],
 )
 def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part: str) -> None:
@@ -297,6 +299,8 @@ def test_what_would_stop_it_is_found_before(broken: dict[str, str | bool], part:
         "model": ("model\n9", "model\n0"),
         "missing": ("-- rb: user", "-- rb: missing\nmodel-00002.safetensors\n-- rb: user"),
         "user": ("996\n", ""),
+        "room": ("-- rb: key", "-- rb: room\n900000000 0 - /\n3000000 9000 8000 /var\n-- rb: key"),
+        "inodes": ("-- rb: key", "-- rb: room\n900000000 0 0 /\n900000000 9000 12 /opt\n-- rb: key"),
     }
     for name in broken.keys() & cuts.keys():
         look = look.replace(*cuts[name])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runbooks.deploy.look import MISSING
+from runbooks.deploy.look import MISSING, ROOM, WRITTEN, look, read
 from runbooks.engine.step import quote
+from tests.deploy.deploy_fake import FakeHost
 
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 
@@ -67,3 +68,21 @@ def test_no_folder_and_a_single_file_are_not_called_cut_off(model: Path, tmp_pat
     assert _missing(tmp_path / "none") == []
     (model / "model.safetensors.index.json").unlink()
     assert _missing(model) == []
+
+
+def test_the_room_is_asked_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    host = FakeHost()
+    look(host.conn, runtimes=["/r"], model_path="/m", user="nobody", port=1, key=None)
+    (script,) = host.asked
+    part = script.partition("-- rb: room'\n")[2].partition("echo '-- rb: key'")[0]
+    assert all(path in part for path in WRITTEN)
+    here = part.replace(WRITTEN[0], str(tmp_path / "not/there/yet"))
+    lines = subprocess.run(["sh", "-c", here], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines
+    for line in lines:
+        avail, _, _, mount = line.split(maxsplit=3)
+        assert int(avail) >= 0
+        assert Path(mount).is_mount()
+    assert read("\n".join(["-- rb: room", "1 0 - /a b", f"{ROOM:.0f} 0 - /c"])).full == (
+        "/a b: 0 MB free, 200 MB needed",
+    )

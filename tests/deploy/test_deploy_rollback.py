@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from runbooks.deploy import gate, rollback_hosts
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.canary import CanaryResult
+from runbooks.deploy import back, gate, rollback_hosts
+from runbooks.deploy.flow import deploy
+from runbooks.engine.errors import NotWritten, RunbookError, UsageError
 from runbooks.session import Session
 from tests.deploy.deploy_fake import FakeHost, silent
 from tests.deploy.test_deploy_flow import HOST, LOADED, OLD, canary_says, fake, looks, steps
@@ -73,3 +75,28 @@ def test_a_server_on_two_hosts_is_rolled_back_on_both_or_not_at_all(monkeypatch:
         _roll_back(host, monkeypatch)
     assert refused.value.next == f"invoke rollback --hosts {HOST} --hosts second"
     assert steps(host) == []
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["of a rollback", "of a deploy"])
+def test_a_canary_that_cannot_be_written_is_no_verdict(monkeypatch: pytest.MonkeyPatch, fresh: bool) -> None:
+    """A full disk: the plain completion counts, and the trouble is said."""
+
+    def full(*_args: object, **_more: object) -> CanaryResult:
+        raise NotWritten("the job canary-1 could not be created", details=["No space left on device"])
+
+    monkeypatch.setattr(back, "run_canary", full)
+    report, events = silent()
+    host = fake(looks(OLD) if fresh else looks(OLD, SECOND, current=2))
+    if fresh:
+        done = deploy([host.conn], LOADED, "final", report=report, consent=lambda _question: True)
+        assert (done.verdict, done.release) == ("promoted", 2)
+    else:
+        session = Session(LOADED, [HOST], report, True)
+        monkeypatch.setattr(session, "connect", lambda _name: nullcontext(host.conn))
+        assert rollback_hosts(session, None) == 0
+        assert steps(host) == ["switch 1", "restart --no-block"]
+    said = [event.text for event in events if "could not be asked" in event.text]
+    assert said[0] == (
+        "the gate canary could not be asked (the job canary-1 could not be created; No space left on device): "
+        "it completes a plain request, and that counts"
+    )

@@ -83,7 +83,10 @@ def test_a_host_that_is_not_reached_is_one_fault() -> None:
 
 
 EVERY = {  # what a host that was built must be asked, and the check that asks it
-    "system": ("operating system", "disk space for packages", "cloud-init"),
+    "system": (
+        "operating system", "disk space for packages", "disk space for jobs and their logs",
+        "disk space for releases and runtimes", "disk space for the audit log", "cloud-init",
+    ),
     "base": (
         "file /etc/apt/apt.conf.d/52runbooks", "apt's timers", "packages ca-certificates curl kmod pciutils and 7 more",
         "file /etc/security/limits.d/60-runbooks.conf", "time synchronisation", "sysctl runbooks",
