@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from runbooks import paths
 from runbooks.engine.errors import CheckFailed, UsageError
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
@@ -30,6 +31,11 @@ from runbooks.sglang.flags import Value, canonical, table
 REFERENCE = "final"  # the profile that an adopted server is held against
 KEPT_ENVIRONMENT = re.compile(r"(SGLANG|SGL|NCCL|CUDA|TORCH|PYTORCH|TRITON|FLASHINFER|FLASH|HF|OMP|TVM)_")
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+RELEASE_SETS = frozenset(
+    {"CUDA_HOME", "HF_HUB_OFFLINE", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "TVM_FFI_CACHE_DIR"}
+)
+RELEASE_SETS |= {"SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR", "TRITON_CACHE_DIR"}
+"""What a release of ours sets by itself, for its own runtime: no profile's to say, and no difference."""
 SHOWN_PACKAGES = ("sglang", "torch", "flash-attn", "flashinfer-python", "sgl-kernel", "transformers", "triton")
 
 _PACKAGES = """\
@@ -133,6 +139,8 @@ def read(said: Mapping[str, str], host: str) -> Found:
     argv, key = _without_key(_own_words(words, said.get("words", "")))
     entries = (entry.partition("=") for entry in said.get("environ", "").split("\0") if "=" in entry)
     env = {name: value for name, _, value in entries if KEPT_ENVIRONMENT.match(name) and not SECRET_NAME.search(name)}
+    if said.get("words", "").strip():  # a release of ours
+        env = {name: value for name, value in env.items() if name not in RELEASE_SETS or not _is_its_own(name, value)}
     gpus = tuple(line.strip() for line in said.get("gpus", "").splitlines() if line.strip())
     driver = said.get("module", "").strip() or (gpus[0].split(", ")[1] if gpus else "")
     keyed = said.get("keyed", "").strip() == "yes"
@@ -208,10 +216,20 @@ def differences(found: Found, inventory: Inventory) -> list[list[str]]:
         here = {name: value for name, value in found.args.items() if name not in OWNED}
         # Where a profile says nothing of it, there is one rank a GPU.
         final: dict[str, Value] = {"tp_size": inventory.gpus.count, **wanted.args}
-        for mine, theirs, what in ((here, final, ""), (found.env, wanted.env, "env ")):
+        env = {**inventory.runtimes[inventory.runtime].env, **wanted.env}
+        for mine, theirs, what in ((here, final, ""), (found.env, env, "env ")):
             for name in sorted({*mine, *theirs}):
-                rows.append([f"{what}{name}", str(mine.get(name, "-")), str(theirs.get(name, "-"))])
+                rows.append([f"{what}{name}", _shown(mine.get(name, "-")), _shown(theirs.get(name, "-"))])
     return [row for row in rows if row[1] != row[2]]
+
+
+def _is_its_own(name: str, value: str) -> bool:
+    return name in ("CUDA_HOME", "HF_HUB_OFFLINE") or value.startswith(f"{paths.ROOT}/")
+
+
+def _shown(value: Value) -> str:
+    """1800.0 is 1800: one person's number is another's with a point."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _plain(value: object) -> Value:

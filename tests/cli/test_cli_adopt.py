@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from runbooks.adopt import Found, differences, inventory_for, read
+from runbooks.adopt import KEPT_ENVIRONMENT, RELEASE_SETS, Found, differences, inventory_for, read
 from runbooks.completion import offer
 from runbooks.engine.errors import CheckFailed
 from runbooks.inventory import load
+from runbooks.sglang.argv import resolve
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -74,6 +76,24 @@ def test_its_key_is_neither_lost_nor_made_up(words: list[str], more: dict[str, s
     assert inventory_for(base.document.value, "glm5-a", found)["server"]["api_key"] == written
     told = [row[1] for row in differences(found, base.inventory) if row[0] == "API key"]
     assert told == (["none: whoever reaches 127.0.0.1:31000 may ask"] if written == "open" else [])
+
+
+def test_what_a_release_of_ours_sets_and_how_a_number_is_written_are_no_differences() -> None:
+    base = load(ROOT / "inventory.yaml")
+    wanted = resolve(base.inventory.profiles, "final")
+    template = (ROOT / "templates/sglang.env.j2").read_text()
+    sets = {name for pair in re.findall(r'^([A-Z_]+)=|"([A-Z_]+)": "', template, re.MULTILINE) for name in pair if name}
+    assert {name for name in sets if KEPT_ENVIRONMENT.match(name)} == RELEASE_SETS
+    own = {name: f"/opt/runbooks/runtimes/x/cache/{name}" for name in RELEASE_SETS} | {"HF_HUB_OFFLINE": "1"}
+    env = {**base.inventory.runtimes[base.inventory.runtime].env, **wanted.env, **own, "NCCL_DEBUG": "INFO"}
+    environ = "".join(f"{name}={value}\0" for name, value in env.items())
+    argv = json.dumps(["--model-path", "/srv/glm", "--watchdog-timeout", "1800"])
+    ours = read({**SAID, "words": argv, "keyed": "yes\n", "environ": environ}, "glm5-a")
+    rows = {row[0]: row[1:] for row in differences(ours, base.inventory)}
+    assert {name for name in rows if name.startswith("env ")} == {"env NCCL_DEBUG"}
+    assert "watchdog_timeout" not in rows
+    assert wanted.args["watchdog_timeout"] == 1800
+    assert inventory_for(base.document.value, "glm5-a", ours)["profiles"]["adopted"]["env"].keys().isdisjoint(own)
 
 
 def test_a_host_without_a_server_says_so() -> None:
