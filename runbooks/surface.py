@@ -31,6 +31,7 @@ from invoke.main import program
 from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
+from runbooks.engine import going
 from runbooks.engine.errors import RunbookError, UsageError, printable
 from runbooks.mistakes import LONGEST, say_mistakes
 
@@ -62,8 +63,8 @@ def command(
 
         @functools.wraps(body)
         def run(context: Context, *args: Any, **kwargs: Any) -> None:
-            usual = INTERRUPTED_LOOK if looks else INTERRUPTED_JOB
-            code = _guarded(body, context, args, kwargs, interrupted(kwargs) if interrupted else usual)
+            usual = (lambda: INTERRUPTED_LOOK) if looks else going.interrupted
+            code = _guarded(body, context, args, kwargs, (lambda: interrupted(kwargs)) if interrupted else usual)
             gc.freeze()  # else Python searches all that is loaded for garbage before it ends: 20 ms
             if code:
                 raise Exit(code=code)
@@ -172,12 +173,15 @@ def complete_values() -> None:
         raise Exit(code=0)
 
 
-INTERRUPTED_JOB = "interrupted; a job on a host goes on there: `invoke jobs` lists it, the same command attaches to it"
 INTERRUPTED_LOOK = "interrupted; nothing goes on"
 
 
 def _guarded(
-    body: Body, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], interrupted: str = INTERRUPTED_JOB
+    body: Body,
+    context: Context,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    interrupted: Callable[[], str] = going.interrupted,
 ) -> int:
     _mend_streams()
     try:
@@ -188,7 +192,7 @@ def _guarded(
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain(interrupted)
+        _complain(interrupted())
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # threads that wait for hosts are left behind; Python would wait for their locks
     except BrokenPipeError:

@@ -124,7 +124,16 @@ def run_canary(
     artefact = push_zipapp(conn, "runbooks.canary.probe", "cli:main")
     reader = _Reader(report, conn.name)
     script, uploads = _script(artefact, server, model, battery, api_key, accept=accept)
-    job = run_job(conn, "canary", script, limit=LIMIT[battery], report=report, uploads=uploads, on_line=reader.line)
+    job = run_job(
+        conn,
+        "canary",
+        script,
+        limit=LIMIT[battery],
+        report=report,
+        uploads=uploads,
+        on_line=reader.line,
+        again=False,
+    )
     if reader.verdict is None:
         if full := full_disk(conn):
             raise NotWritten(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from runbooks import paths
+from runbooks.engine import going
 from runbooks.engine.errors import NoAnswer, StepFailed, Unreachable
 from runbooks.engine.report import Reporter
 from runbooks.engine.step import quote
@@ -101,9 +102,11 @@ def follow(
     report: Reporter,
     on_line: Callable[[str], None] | None = None,
     stopping: Callable[[], object] = lambda: False,
+    again: bool = True,
 ) -> JobResult:
     """Read a job's log from its beginning to its end, and return how it ended.
 
+    `again`: the same command attaches to it, which one that is interrupted is told.
     Raises StepFailed when it is not there or was killed, Unreachable when the link stays away.
     """
     began = time.monotonic()
@@ -115,7 +118,8 @@ def follow(
 
     say = on_line or output
     follower = _Follower(connection, folder, say, stopping)
-    rc = follower.follow()
+    with going.followed(connection.name, label, again=again):
+        rc = follower.follow()
     return JobResult(rc, tuple(follower.tail), time.monotonic() - began, folder)
 
 

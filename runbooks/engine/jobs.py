@@ -117,13 +117,14 @@ def run_job(
     changes: bool = False,
     run: str = "",
     stopping: Callable[[], object] = lambda: False,
+    again: bool = True,
 ) -> JobResult:
     """Run a script as a job and follow it to its end.
 
     `limit` is in seconds; then every process of the job is killed, and its rc is 124. `uploads` (name -> content)
     are files of mode 0600 in `$UPLOADS`. Each whole line of the log goes to `on_line`, or to the report.
     `changes`: it changes the host, so a later run waits for its end, and it keeps the host's lock fresh. `run`: it is
-    launched only while that run holds the lock.
+    launched only while that run holds the lock. `again`: the same command makes the same job, and attaches to it.
     When `stopping()` becomes true, the file `$JOB/stop` appears: the script may look for it between two steps.
     Raises NotWritten when it cannot be started, Unreachable when the link stays away: the job then goes on.
     """
@@ -137,7 +138,7 @@ def run_job(
         _launch(connection, name, label, limit, changes=changes, run=run)
     else:
         report.note(f"{name}: this job runs already; attached to it", host=connection.name)
-    return follow(connection, label, report=report, on_line=on_line, stopping=stopping)
+    return follow(connection, label, report=report, on_line=on_line, stopping=stopping, again=again)
 
 
 def _content_hash(script: str, uploads: Mapping[str, Secret | bytes]) -> str:
