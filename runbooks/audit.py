@@ -34,9 +34,12 @@ def tell_changes(session: Session, lines: int) -> int:
         raise UsageError(f"--lines {lines}: how many of the last changes, at least 1")
 
     def tell(connection: Connection) -> None:
-        answer = connection.ask(f"tail -n {lines} {paths.AUDIT} 2>/dev/null", deadline=10)
-        rows = [_row(line) for line in answer.out.splitlines()]
+        script = f"wc -l <{paths.AUDIT} 2>/dev/null || echo 0; tail -n {lines} {paths.AUDIT} 2>/dev/null"
+        count, *found = connection.ask(script, deadline=10).out.splitlines()
+        rows = [_row(line) for line in found]
         session.report.table("changes", ["when", "who", "run", "step", "what"], rows, host=connection.name)
+        if (earlier := int(count) - len(rows)) > 0:
+            session.report.note(f"{earlier} earlier: --lines {lines + earlier}", host=connection.name)
 
     return int(session.tell_errors(session.each(tell)))
 

@@ -61,13 +61,14 @@ def uninstall(conn: Connection, *, check: bool) -> bool:
     there = conn.ask(f"ls -d -- {shlex.join(left)} 2>/dev/null").out.split()
     if not there or check:
         return bool(there)
-    with lock.held(conn, secrets.token_hex(8), "canary.install"):
+    run = secrets.token_hex(8)
+    with lock.held(conn, run, "canary.install"):
         conn.ask(
             f"systemctl disable -q --now {TIMER} 2>/dev/null; systemctl stop {SERVICE} 2>/dev/null\n"
             f"rm -f -- {shlex.join(left)} && systemctl daemon-reload",
             deadline=60,
         )
-        conn.ask(lock.audit_script(TIMER, "canary.install", ("removed",)))
+        conn.ask(lock.audit_script(run, "canary.install", ("removed",)))
     return True
 
 
@@ -82,7 +83,8 @@ def install(conn: Connection, server: Server, model: Model, *, every: str, batte
     if check:
         return True
     folders = [str(PurePosixPath(STATE).parent), str(PurePosixPath(TEXTFILE).parent)]
-    with lock.held(conn, secrets.token_hex(8), "canary.install"):
+    run = secrets.token_hex(8)
+    with lock.held(conn, run, "canary.install"):
         for path, content in files.items():
             conn.put(content.encode(), path)
         done = conn.ask(
@@ -92,7 +94,7 @@ def install(conn: Connection, server: Server, model: Model, *, every: str, batte
         )
         if done.rc:
             raise RunbookError("the timer does not start", host=conn.name, details=done.err.splitlines()[-5:])
-        conn.ask(lock.audit_script(TIMER, "canary.install", (f"{battery}, every {every}",)))
+        conn.ask(lock.audit_script(run, "canary.install", (f"{battery}, every {every}",)))
     return True
 
 

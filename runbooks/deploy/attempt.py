@@ -39,12 +39,14 @@ class Served:
 
 @dataclass
 class Node:
-    """One host of a server, and what it becomes. `software`: what its runtime held when the parser was asked."""
+    """One host of a server, and what it becomes. `software`: what its runtime held when the parser was asked.
+    `run`: whose lines the audit log keeps together."""
 
     conn: Connection
     new: Plan
     found: Host
     software: str = ""
+    run: str = ""
 
     def __post_init__(self) -> None:
         self.number(self.found.next_number)
@@ -78,7 +80,7 @@ class Node:
         )
 
     def audit(self, line: str) -> None:
-        self.conn.ask(lock.audit_script(self.new.content, "deploy", (line,)))
+        self.conn.ask(lock.audit_script(self.run, "deploy", (line,)))
 
 
 @dataclass
@@ -269,6 +271,8 @@ class Attempt:
             except RunbookError as second:
                 error.details += second.details
                 said += f"and release {head.number} did not come back either: {second.message}; "
+                for node in self.nodes:
+                    self._try(partial(node.audit, f"release {head.number} did not come back: {second.message}"))
         if len(ways) > 1:
             for node in self.nodes:
                 releases.switch(node.conn, node.earlier[0])

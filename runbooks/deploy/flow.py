@@ -109,10 +109,11 @@ def deploy(
     alone = replica is None or not replica.others()
     if alone:
         otherwise = gate.Endpoint(head.new.host, head.new.port, head.new.model.served_name, key)
-        agree([(node.conn, node.found) for node in nodes], consent, otherwise=otherwise)
+        agree([(node.conn, node.found) for node in nodes], head.release, consent, otherwise=otherwise)
     with ExitStack() as held:
         run = secrets.token_hex(8)
         for node in nodes:
+            node.run = run
             held.enter_context(lock.held(node.conn, run, f"deploy --profile {profile}"))
         _look_again(loaded, nodes, key, report)
         held.enter_context(out_of_traffic(head.conn, replica, alone=alone))
@@ -269,26 +270,40 @@ def _sane(loaded: Loaded, head: Node, key: Secret | None, report: Reporter) -> b
     return True
 
 
-def agree(found: Sequence[tuple[Connection, Host]], consent: Consent, *, otherwise: gate.Endpoint) -> None:
-    """State the downtime and who is being served now; go on only with consent.
+def agree(
+    found: Sequence[tuple[Connection, Host]], new: Release, consent: Consent, *, otherwise: gate.Endpoint
+) -> None:
+    """State the downtime, what comes, and who is being served now; go on only with consent.
 
     `otherwise` is where to ask a server that no release of ours describes.
     """
     for conn, host in found:
         if not host.serves:
             continue
-        current, what, seconds, at = host.release(host.current), "a server that is no release of ours", 0.0, otherwise
+        current, what, at = host.release(host.current), "a server that is no release of ours", otherwise
         if current is not None:
             at = gate.Endpoint(current.host, current.port, current.served_name, releases.key_of(conn, current))
-            what, seconds = f"release {current.number}", current.ready_seconds or 0.0
+            what = f"release {current.number}"
         live = gate.ask(conn, at, "live")
         requests = (
             f"{live['running']:.0f} running, {live['queued']:.0f} waiting" if live.get("status") == 200 else "unknown"
         )
+        seconds = start_seconds(host, new)
+        comes = (
+            f"release {new.number} (profile {new.profile})" if host.release(new.number) else f"profile {new.profile}"
+        )
         time = f"about {seconds / 60:.0f} min" if seconds > 90 else "some minutes" if not seconds else "about a minute"
-        question = f"{conn.name} serves {what}; it goes down for {time} (requests now: {requests}). Go on?"
+        question = f"{conn.name} serves {what}; it goes down for {time}, until {comes} serves (requests now: {requests}). Go on?"
         if not consent(question):
             raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
+
+
+def start_seconds(host: Host, new: Release) -> float:
+    """How long a release took to answer when it was started here, or one of its profile, or what serves; 0: unknown."""
+    same = [one for one in host.releases if one.profile == new.profile and one.ready_seconds]
+    newest = max(same, key=lambda one: one.number, default=None)
+    known = (host.release(new.number), newest, host.release(host.current))
+    return next((one.ready_seconds for one in known if one is not None and one.ready_seconds), 0.0)
 
 
 def _diff(node: Node, key: Secret | None) -> tuple[str, ...]:

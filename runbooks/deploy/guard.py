@@ -129,7 +129,7 @@ def script(release: Release, previous: Release) -> str:
             f"rm -f {AT_BOOT} {TIMER} {SERVICE} {SCRIPT}",
             "exec 9>&-",
             '[ "${went:-}" = yes ] || exit 0',
-            lock.audit_script(release.content, "deploy", (line,)),
+            lock.audit_script("the host itself", "deploy", (line,)),
             "",
         ]
     )

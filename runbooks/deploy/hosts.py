@@ -124,14 +124,14 @@ def rollback_hosts(session: Session, to: int | None) -> int:
             alone = replica is None or not replica.others()
             if alone:
                 otherwise = at(release, releases.key_of(conns[0], release))
-                agree(list(zip(conns, found, strict=True)), session.consent, otherwise=otherwise)
+                agree(list(zip(conns, found, strict=True)), release, session.consent, otherwise=otherwise)
             with ExitStack() as held:
                 run = secrets.token_hex(8)
                 for conn in conns:
                     held.enter_context(lock.held(conn, run, f"rollback to release {release.number}"))
                 found = _look_again(session, conns, found, exact=to is not None)
                 held.enter_context(out_of_traffic(conns[0], replica, alone=alone))
-                _bring_back(session, placed, found)
+                _bring_back(session, placed, found, run)
 
     return _in_series(session, _servers(session, to), work)
 
@@ -177,29 +177,41 @@ def _serves(host: Host, release: Release) -> bool:
     return release.number == host.current and host.serves and host.running == release.stamp
 
 
-def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host]) -> None:
+def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host], run: str) -> None:
     """Where it does not pass, what served before serves again, if that had been promoted."""
     (conn, release), budget = placed[0], session.loaded.inventory.server.ready_budget
-    for one, its in placed:
-        one.ask(lock.audit_script(its.content, "rollback", (f"back to release {its.number}",)))
+
+    def audit(line: str) -> None:
+        for one, _ in placed:
+            one.ask(lock.audit_script(run, "rollback", (line,)))
+
+    audit(f"back to release {release.number}")
     try:
         start = start_again(placed, budget=budget, report=session.report)
         prove(conn, session.loaded, release, session.report)
+    except KeyboardInterrupt:
+        text = f"release {release.number} is current, and was not asked whether it speaks sense: invoke canary"
+        session.report.note(text, host=conn.name, level="warning")
+        raise
     except RunbookError as error:
         if isinstance(error, Unreachable):
             raise
         for one, its in placed:
             releases.judge(one, its, "failed", judged=now(), reason=f"rollback: {error.message}")
+        audit(f"release {release.number} did not come back: {error.message}")
         before = [(one, host.release(host.current)) for (one, _), host in zip(placed, found, strict=True)]
         good = [(one, its) for one, its in before if its is not None and its.verdict == "promoted"]
         if len(good) == len(placed) and good[0][1].number != release.number:
             start_again(good, budget=budget, report=session.report, kill=True)
-            error.details = (*error.details, f"release {good[0][1].number}, which served before, serves again")
+            back = f"release {good[0][1].number}, which served before, serves again"
+            error.details = (*error.details, back)
+            audit(back)
         raise
     for one, its in placed:
         if its.verdict != "promoted":
             releases.judge(one, its, "promoted", judged=now(), ready_seconds=round(start.seconds, 1), reason=None)
     text = f"release {release.number} (profile {release.profile}) serves again after {start.seconds:.0f} s"
+    audit(text)
     session.report.emit("result", text, host=conn.name, state="changed", release=release.number)
 
 

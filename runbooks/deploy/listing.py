@@ -89,7 +89,8 @@ def _remove(session: Session, conn: Connection, host: Host) -> None:
     """Releases that nothing needs, and runtimes that no kept release and no entry of the inventory names."""
     inventory = session.loaded.inventory
     wanted = [path for spec in inventory.runtimes.values() for path in runtime_paths(spec, inventory.flash_attn)]
-    with lock.held(conn, secrets.token_hex(8), "releases --prune"):
+    run = secrets.token_hex(8)
+    with lock.held(conn, run, "releases --prune"):
         going = prune.spare(host.releases, serving=_serving(host))
         runtimes = prune.spare_runtimes(prune.runtimes(conn), host.releases, going, wanted=wanted)
         folders = [release.folder for release in going] + runtimes
@@ -100,7 +101,7 @@ def _remove(session: Session, conn: Connection, host: Host) -> None:
         if not session.consent(question):
             raise UsageError("not agreed to: nothing was removed", host=conn.name)
         prune.remove(conn, folders)
-        conn.ask(lock.audit_script("prune", "releases", tuple(f"removed {folder}" for folder in folders)))
+        conn.ask(lock.audit_script(run, "releases", tuple(f"removed {folder}" for folder in folders)))
     session.report.note(f"removed: {', '.join(folders)}", host=conn.name, level="good")
 
 

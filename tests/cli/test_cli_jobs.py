@@ -102,5 +102,12 @@ def test_a_lock_is_taken_away_and_its_holder_named(
         assert unlock_hosts(session) == 0
         assert "not locked" in told(recorder)
         connection.ask(lock.audit_script("provision", "file /etc/x", ("mode 0644 -> 0600",)))
+        connection.ask(lock.audit_script("deploy", "release 2", ("promoted",)))
     assert tell_changes(session, 5) == 0
-    assert "mode 0644 -> 0600" in told(recorder)
+    said = told(recorder)
+    assert "mode 0644 -> 0600" in said
+    assert "earlier" not in said
+    assert tell_changes(session, 1) == 0
+    said = told(recorder)
+    assert "mode 0644" not in said
+    assert "1 earlier: --lines 2" in said
