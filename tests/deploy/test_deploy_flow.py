@@ -143,7 +143,8 @@ def test_a_good_one_is_promoted() -> None:
     assert steps(host) == ["tar -xpf", "switch 2", "restart --no-block", "put /opt/runbooks/releases/2/release.json"]
     assert json.loads(host.put_files["/opt/runbooks/releases/2/release.json"])["verdict"] == "promoted"
     assert asked == [
-        f"{HOST} serves release 1; it goes down for some minutes (requests now: 3 running, 1 waiting). Go on?"
+        f"{HOST} serves release 1; it goes down for some minutes, until profile final serves "
+        "(requests now: 3 running, 1 waiting). Go on?"
     ]
 
 

@@ -42,6 +42,22 @@ def test_a_rollback_has_to_pass_the_gate(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said[-1].startswith("release 1 (profile baseline) serves again after")
 
 
+@pytest.mark.parametrize(
+    ("its", "serving", "said"),
+    [(450.0, 60.0, "about 8 min"), (None, 125.0, "about 2 min"), (40.0, 600.0, "about a minute"), (None, None, "some")],
+)
+def test_the_question_names_what_comes_and_the_time_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, its: float | None, serving: float | None, said: str
+) -> None:
+    host = fake(looks(replace(OLD, ready_seconds=its), replace(SECOND, ready_seconds=serving), current=2))
+    asked: list[str] = []
+    monkeypatch.setattr(Session, "consent", lambda _self, question: asked.append(question))
+    with pytest.raises(UsageError, match="nothing was touched"):
+        _roll_back(host, monkeypatch)
+    assert f"serves release 2; it goes down for {said}" in asked[0]
+    assert "until release 1 (profile baseline) serves (requests now: 3 running, 1 waiting)" in asked[0]
+
+
 def test_a_rollback_that_speaks_nonsense_goes_forth_again(monkeypatch: pytest.MonkeyPatch) -> None:
     canary_says(monkeypatch, "nan")
     host = fake(looks(OLD, SECOND, current=2))
