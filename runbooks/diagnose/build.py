@@ -217,6 +217,16 @@ def network() -> tuple[Signature, ...]:
             rank=2,
         ),
         Signature(
+            "tls",
+            r"certificate verify failed|SSL certificate problem|certificate (?:has expired|is not yet valid)"
+            r"|CERTIFICATE_VERIFY_FAILED|\bSSLError\(|\bSSLCertVerificationError\b",
+            "TLS fails, or a certificate is not accepted: a proxy in between, or this host's clock is wrong",
+            "timedatectl; then the proxy's certificate authority",
+            "host-unreachable",
+            "openssl-verify(1)",
+            rank=3,
+        ),
+        Signature(
             "network",
             r"Temporary failure (?:in name resolution|resolving)|Could not resolve host|Name or service not known"
             r"|Network is unreachable|No route to host|NameResolutionError|Failed to fetch .*(?:timed out|Could not)"
@@ -236,16 +246,6 @@ def network() -> tuple[Signature, ...]:
             "the same command again: it goes on where it was; then the route, and `proxy` in the inventory",
             "model-download",
             "huggingface_hub #1498, #1718, #3457",
-            rank=3,
-        ),
-        Signature(
-            "tls",
-            r"certificate verify failed|SSL certificate problem|certificate (?:has expired|is not yet valid)"
-            r"|CERTIFICATE_VERIFY_FAILED",
-            "a certificate is not accepted: a proxy in between, or this host's clock is wrong",
-            "timedatectl; then the proxy's certificate authority",
-            "host-unreachable",
-            "openssl-verify(1)",
             rank=3,
         ),
     )

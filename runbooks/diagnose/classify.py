@@ -64,15 +64,18 @@ def classify(journal: str, kernel: str = "", unit: Mapping[str, str] | None = No
     return rank(journal, kernel, unit)[0]
 
 
-def rank(journal: str, kernel: str = "", unit: Mapping[str, str] | None = None, about: str = "") -> tuple[Cause, ...]:
+def rank(
+    journal: str, kernel: str = "", unit: Mapping[str, str] | None = None, about: str = "", *, api: bool = True
+) -> tuple[Cause, ...]:
     """Every cause that was found, the first of the chain first; never empty, at most MOST. `about`: more text that
-    names the version and the settings, and in which no failure is looked for.
+    names the version and the settings, and in which no failure is looked for. `api`: what Proxmox' API says may be in
+    it; never where `unit` was asked, since that is a host's own text.
 
     The last attempt to start is looked at first: an older failure that was mended must not be blamed.
     """
     attempts, known = _attempts(journal), read(f"{about}\n{journal}")
     for text in (attempts[-1], journal) if len(attempts) > 1 else (journal,):
-        hits = _hits(text, kernel, known)
+        hits = _hits(text, kernel, known, api=api and not unit)
         if hits:
             # What a death leaves behind it (a killed process, a restart) explains nothing beside its reason.
             grave = [hit for hit in hits if hit.signature.rank < WARNING] or hits
@@ -88,7 +91,7 @@ def _attempts(journal: str) -> list[str]:
     return [journal[begin:end] for begin, end in pairwise(edges)]
 
 
-def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
+def _hits(journal: str, kernel: str, about: About, *, api: bool) -> list[_Hit]:
     """The first line of each signature that is there, by rank, then by place. One line counts for its gravest only."""
     whole, fits = f"{kernel}\n{journal}", dict[str, bool]()
 
@@ -109,7 +112,7 @@ def _hits(journal: str, kernel: str, about: About) -> list[_Hit]:
             matches = [
                 (signature, match)
                 for signature in SIGNATURES
-                if signature.where in ("any", where)
+                if (signature.where in ("any", where) or (api and signature.where == "api"))
                 and (number == len(lines) or not signature.last)
                 and (match := signature.search(line))
                 and able(signature)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from runbooks.diagnose.classify import Cause, rank
+from runbooks.diagnose.now import WELL, current, with_installs
 from runbooks.diagnose.since import recent, seconds
 from runbooks.diagnose.sources import Texts, from_file, from_host, from_saved
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from runbooks.engine.transport import Connection
     from runbooks.session import Session
 
-WELL = ("nothing", "starting")
 LOOK_BACK = "1h"  # of a host's logs; what was saved is read whole
 
 
@@ -57,11 +57,10 @@ def _tell_all(session: Session, gather: Callable[[Connection], Texts]) -> int:
 
 def causes(texts: Texts) -> tuple[Cause, ...]:
     """What the server's journal and the kernel say; where that is nothing certain, what was being installed."""
-    found = rank(texts.journal, texts.kernel, texts.unit, texts.about)
-    if not texts.installs or (found[0].certain and found[0].name != "not-deployed"):
-        return found
-    installed = tuple(cause for cause in rank(texts.installs) if cause.certain)
-    return (*installed, *(cause for cause in found if cause.name not in WELL)) if installed else found
+    if texts.unit:
+        return current(texts.journal, texts.kernel, texts.unit, texts.about, texts.installs)
+    found = rank(texts.journal, texts.kernel, about=texts.about)
+    return with_installs(found, texts.installs)
 
 
 def tell(found: tuple[Cause, ...], report: Reporter, host: str | None = None) -> int:
@@ -74,7 +73,7 @@ def tell(found: tuple[Cause, ...], report: Reporter, host: str | None = None) ->
     lines = [f"{sure}{first.text}", *(f"  | {line}" for line in first.evidence)]
     if not well:
         lines.append(f"  next: {first.next}")
-    if first.page and not well:
+    if first.page and (not well or first.name == "earlier"):
         lines.append(f"  page: invoke runbook {first.page}" + (f"   ({first.source})" if first.source else ""))
     level: Level = "good" if well else "error" if first.certain else "warning"
     report.emit("result", "\n".join(lines), host=host, level=level, causes=[asdict(cause) for cause in found])

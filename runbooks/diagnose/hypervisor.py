@@ -23,7 +23,7 @@ def _signature(failure: Failure) -> Signature:
         page=failure.page,
         source=failure.source,
         rank=4 if wide else 1 if failure.page == "gpu-reset" else 2,  # a card that is lost explains what follows
-        where="any",
+        where="api" if failure.page == "proxmox-api" else "any",
         needs=_HYPERVISOR if wide else "",
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from runbooks.diagnose.about import About
 
-Where = Literal["journal", "kernel", "any"]
+Where = Literal["journal", "kernel", "any", "api"]
 
 WARNING = 6
 """From this rank on a line is a warning, or an echo of a failure: it is blamed only where nothing better is found, and
@@ -22,6 +22,7 @@ never said to be certain."""
 class Signature:
     """`text` and `fix` are for the person on call; `{0}` in `text` is the pattern's first group that matched.
 
+    `where`: `api` is what the API of a hypervisor says, which no host has in its own logs.
     `needs`: something that must stand anywhere in the same text, where a line alone does not tell (a missing torch is
     one thing in a build and another in a server). `when`: settings and the patterns of their values, `since` and
     `before`: versions of SGLang; a signature that asks for them holds only where the text tells them. `last`: the line

@@ -97,7 +97,7 @@ FAILURES = (
         "bpg/terraform-provider-proxmox #2091",
     ),
     Failure(
-        r"401 (authentication failure|No ticket|permission denied)|invalid PVE ticket|no such (user|token)",
+        r"(?<![\w.,:])401 (authentication failure|No ticket|permission denied)|invalid PVE ticket|no such (user|token)",
         "the API refuses the login",
         "the token's id and value in the inventory, or the password; the clock of the node, for tickets",
         _API,
@@ -310,14 +310,15 @@ FAILURES = (
         "tianocore/edk2 #12997, #10856",
     ),
     Failure(
-        r"Xid.*: (119|154)\b|GSP heartbeat|WPR2 latched",
+        r"\bXid\b.*: (119|154)\b|GSP heartbeat|WPR2 latched",
         "a card's firmware (GSP) hangs; a warm reboot keeps it that way",
         "open kernel modules only, then a cold boot of the node",
         "gpu-lost",
         "NVIDIA/open-gpu-kernel-modules #1353",
     ),
     Failure(
-        r"\b59[569] [A-Z]|got timeout|Reached timeout while waiting for|[Tt]oo many redirections",
+        r"(?<![\w.,:])(?-i:59[569] (?:[A-Z]\w+ [a-z]|tls_))|\bHTTP 59[569]\b|got timeout"
+        r"|Reached timeout while waiting for|[Tt]oo many redirections",
         "the API's proxy gave up waiting; the work itself may go on",
         "the same command again: it looks at what has become of it",
         _API,
