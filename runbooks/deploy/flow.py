@@ -293,8 +293,8 @@ def agree(
             f"release {new.number} (profile {new.profile})" if host.release(new.number) else f"profile {new.profile}"
         )
         time = f"about {seconds / 60:.0f} min" if seconds > 90 else "some minutes" if not seconds else "about a minute"
-        question = f"{conn.name} serves {what}; it goes down for {time}, until {comes} serves (requests now: {requests}). Go on?"
-        if not consent(question):
+        down = f"{conn.name} serves {what}; it goes down for {time}, until {comes} serves"
+        if not consent(f"{down} (requests now: {requests}). Go on?"):
             raise UsageError("not agreed to: nothing was touched", host=conn.name, next="the same command with --yes")
 
 
