@@ -119,7 +119,7 @@ class Attempt:
             for node in self.nodes:
                 guard.settle(node.conn, node.release)
             for node in self.nodes:
-                facts = {"judged": now(), "ready_seconds": round(start.seconds, 1)}
+                facts = {"judged": now(), "ready_seconds": round(start.seconds, 1), "reason": None}
                 node.release = releases.judge(node.conn, node.release, "promoted", **facts)
                 guard.off(node.conn)
                 node.audit(f"release {node.release.number} promoted")

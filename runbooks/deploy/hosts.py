@@ -197,7 +197,10 @@ def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host
         if isinstance(error, Unreachable):
             raise
         for one, its in placed:
-            releases.judge(one, its, "failed", judged=now(), reason=f"rollback: {error.message}")
+            if its.verdict == "promoted":  # it was good: what broke later, as a runtime, may be mended
+                releases.judge(one, its, "promoted", reason=f"did not come back {now()}: {error.message}")
+            else:
+                releases.judge(one, its, "failed", judged=now(), reason=f"rollback: {error.message}")
         audit(f"release {release.number} did not come back: {error.message}")
         before = [(one, host.release(host.current)) for (one, _), host in zip(placed, found, strict=True)]
         good = [(one, its) for one, its in before if its is not None and its.verdict == "promoted"]
@@ -208,7 +211,7 @@ def _bring_back(session: Session, placed: Sequence[Placed], found: Sequence[Host
             audit(back)
         raise
     for one, its in placed:
-        if its.verdict != "promoted":
+        if its.verdict != "promoted" or its.reason:
             releases.judge(one, its, "promoted", judged=now(), ready_seconds=round(start.seconds, 1), reason=None)
     text = f"release {release.number} (profile {release.profile}) serves again after {start.seconds:.0f} s"
     audit(text)

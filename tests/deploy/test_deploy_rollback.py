@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -64,8 +65,25 @@ def test_a_rollback_that_speaks_nonsense_goes_forth_again(monkeypatch: pytest.Mo
     with pytest.raises(RunbookError, match="the gate canary says nan") as failed:
         _roll_back(host, monkeypatch)
     assert steps(host) == ["switch 1", "restart --no-block", "switch 2", "restart --no-block"]
-    assert json.loads(host.put_files["/opt/runbooks/releases/1/release.json"])["verdict"] == "failed"
+    left = json.loads(host.put_files["/opt/runbooks/releases/1/release.json"])
+    assert left["verdict"] == "promoted", "what was good keeps its verdict"
+    assert re.fullmatch(r"did not come back \S+: it answers, but the gate canary says nan", left["reason"])
     assert "release 2, which served before, serves again" in str(failed.value)
+
+
+def test_a_way_back_to_what_never_was_promoted_is_judged_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    canary_says(monkeypatch, "nan")
+    host = fake(looks(replace(OLD, verdict=None), SECOND, current=2))
+    with pytest.raises(RunbookError, match="the gate canary says nan"):
+        _roll_back(host, monkeypatch, 1)
+    assert json.loads(host.put_files["/opt/runbooks/releases/1/release.json"])["verdict"] == "failed"
+
+
+def test_one_that_came_back_after_all_has_nothing_said_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = fake(looks(replace(OLD, reason="did not come back"), SECOND, current=2))
+    assert _roll_back(host, monkeypatch)[0] == 0
+    left = json.loads(host.put_files["/opt/runbooks/releases/1/release.json"])
+    assert (left["verdict"], left["reason"]) == ("promoted", None)
 
 
 def test_a_rollback_to_no_release_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
