@@ -78,7 +78,11 @@ class Incident:
                 self._run(block)
                 self.lost = self.lost and not block.wait  # who reboots a host loses it
                 if block.section != LAST and proof and not self.lost and self._is_proven(proof, block.wait):
-                    self._say("it helped: the proof has succeeded", level="good")
+                    if looks and not any(looks):
+                        text = "the proof succeeds, as the first look did: nothing was wrong that this page mends"
+                        self._say(text, level="warning")
+                    else:
+                        self._say("it helped: the proof has succeeded", level="good")
                     return 0
         return 1 if self._ends([]) else int(any(self._run(block) for block in proof))
 

@@ -109,7 +109,8 @@ def _tell_end(session: Session, host: str, label: str, state: str, tail: Sequenc
 
 
 def _row(job: Job) -> list[str]:
-    last = job.tail[-1][:60] if job.tail else ""
+    said = [line for line in job.tail if not line.startswith("{")]  # what is for programs, a cell cuts in the middle
+    last = said[-1][:60] if said else f"invoke jobs.result {job.label}" if job.tail else ""
     return [
         job.label,
         _STATES.get(job.state, f"failed ({job.state})"),

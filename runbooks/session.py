@@ -6,6 +6,7 @@ import getpass
 import os
 import select as system_select
 import sys
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -204,6 +205,7 @@ class Session:
             )
         with self._asking:  # hosts ask from threads of their own, and people answer one at a time
             self.report.close()  # the live lines would draw over the question
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before it was asked answers nothing
             print(f"{question} [y/N] ", end="", flush=True)
             while not self.interrupt:
                 if system_select.select([sys.stdin], [], [], 0.2)[0]:

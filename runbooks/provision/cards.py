@@ -135,7 +135,7 @@ class ModuleOptions:
         parts = []
         for (module, name, value), now in zip(self._wanted, runs, strict=False):
             same = _TRUE.get(now, now) == _TRUE.get(value, value)
-            later = "cannot be read" if now == "-" else f"is {now} as it runs: {value} from the next reboot on"
+            later = "cannot be read" if now in ("", "-") else f"is {now} as it runs: {value} from the next reboot on"
             parts.append(f"{module}: {name} is {now}" if same else f"{module}: {name} {later}")
         return Verdict(ok=True, line="; ".join(parts) or "not read")
 

@@ -65,11 +65,14 @@ class Download:
 
     @property
     def _question(self) -> Question:
-        """Its identity, whether every file has the size it had when its digest was checked, and the bytes there."""
+        """Its identity, whether every file has the size and time it had when its digest was checked (old marks have no
+        times), and the bytes there."""
         return shell(f"""\
 cd -- {quote(self.path)} 2>/dev/null || exit 0
 head -n 1 .runbooks/identity 2>/dev/null || echo -
-if xargs -0 stat -c '%s %n' -- <.runbooks/files 2>/dev/null | cmp -s - .runbooks/sizes; then echo whole
+if xargs -0 stat -c '%s %n' -- <.runbooks/files 2>/dev/null | cmp -s - .runbooks/sizes &&
+  {{ [ ! -e .runbooks/times ] || xargs -0 stat -c '%Y %n' -- <.runbooks/files | cmp -s - .runbooks/times; }}
+then echo whole
 else du -sk . | cut -f 1; fi""")
 
     def questions(self) -> tuple[Question, ...]:

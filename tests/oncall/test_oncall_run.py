@@ -211,6 +211,14 @@ def test_the_page_about_it_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (walked.code, walked.ran) == (0, ["look", "check"])
 
 
+def test_where_the_first_look_finds_nothing_no_cure_has_helped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    says = {"invoke health": [(0, ""), (0, "")], "invoke restart": [(0, "")]}
+    walked = through(monkeypatch, tmp_path, says, cure("restart"), answers=[True])
+    assert walked.code == 0
+    assert "nothing was wrong that this page mends" in walked.log
+    assert "it helped" not in walked.log
+
+
 def test_a_page_that_the_last_error_names_is_named_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     says = {"invoke health": [(1, "x"), (1, "✗ a card is gone\n  page: invoke runbook gpu-lost")]}
     walked = through(monkeypatch, tmp_path, says)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from runbooks.engine.artefact import build_zipapp
+from runbooks.engine.step import Change
 from runbooks.steps.checks import free_space
 from runbooks.steps.downloads import FETCH, Download
 
@@ -163,6 +165,22 @@ def test_a_folder_with_a_manifest(depot: Depot, zipapp: Path, tmp_path: Path, ho
     depot.log.clear()
     host.converge(step)
     assert [path for path, _, _ in depot.log] == ["/m/manifest.json", "/m/model-00001.safetensors"]
+    assert_whole(into)
+
+    weights, kept = into / "model-00001.safetensors", (into / "model-00001.safetensors").stat()
+    weights.write_bytes(b"x" * kept.st_size)  # other bytes of the same size, seen by their time
+    os.utime(weights, (kept.st_atime, kept.st_mtime + 5))
+    assert isinstance(look(step, host), Change)
+    host.converge(step)
+    assert_whole(into)
+
+    kept = weights.stat()
+    weights.write_bytes(b"x" * kept.st_size)
+    os.utime(weights, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert look(step, host) is None, "nothing shows it"
+    for mark in ("identity", "verified.json"):  # as the page has it
+        (into / ".runbooks" / mark).unlink()
+    host.converge(step)
     assert_whole(into)
 
 

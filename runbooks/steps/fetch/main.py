@@ -178,10 +178,12 @@ def _note_verified(file: RemoteFile, folder: Path, verified: dict[str, str]) -> 
 
 
 def _write_marks(files: list[RemoteFile], folder: Path, notes: Path, identity: str) -> None:
-    """`files` and `sizes` let a look tell with one stat(1) if all is there: see steps/downloads.py."""
+    """`files`, `sizes` and `times` let a look tell with stat(1) if all is as it was checked: see steps/downloads.py."""
     ordered = sorted(files, key=lambda file: file.path)
     _write(notes / "files", b"".join(file.path.encode() + b"\0" for file in ordered))
     _write(notes / "sizes", b"".join(f"{file.size} {file.path}\n".encode() for file in ordered))
+    times = ((int((folder / file.path).stat().st_mtime), file.path) for file in ordered)
+    _write(notes / "times", b"".join(f"{when} {path}\n".encode() for when, path in times))
     _write(notes / "identity", identity.encode() + b"\n")
 
 
