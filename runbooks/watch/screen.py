@@ -42,7 +42,8 @@ class Row:
         assert self.seen is not None
         active, restarts = self.seen["unit"]
         said = "serves" if self.seen["ready"] else f"{active or '?'}, port closed"
-        return f"{said}, {restarts} restarts" if restarts not in ("", "0") else said
+        many = "" if restarts == "1" else "s"
+        return f"{said}, {restarts} restart{many}" if restarts not in ("", "0") else said
 
     @property
     def stuck(self) -> bool:
@@ -51,6 +52,8 @@ class Row:
     @property
     def canary(self) -> str:
         said = self.seen["canary"] if self.seen else None
+        if said and said[0] == "not run yet":
+            return "installed, not run yet"
         return "not installed" if said is None else f"{said[0]}, {span(said[1])} ago"
 
     @property

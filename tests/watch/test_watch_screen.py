@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runbooks.canary.install import TIMER
 from runbooks.engine.errors import Unreachable, UsageError
 from runbooks.engine.printers import JsonPrinter, console
 from runbooks.engine.report import Reporter
@@ -58,6 +59,17 @@ def test_requests_without_tokens_are_stuck_and_idle_is_not() -> None:
     assert row(before).stuck
     assert not row(before, run=0).stuck
     assert "STUCK" in plain_lines(row(before))[0]
+
+
+@pytest.mark.parametrize("active", ["active", "inactive"])
+def test_a_canary_that_waits_for_its_first_run_is_installed(
+    active: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "_ask", lambda *words: active if words == ("systemctl", "is-active", TIMER) else "")
+    found = row(canary=cli._canary(tmp_path / "state.json")).canary
+    assert found == ("installed, not run yet" if active == "active" else "not installed")
+    (tmp_path / "state.json").write_text('{"verdict": "healthy", "last_run": 0}')
+    assert row(canary=cli._canary(tmp_path / "state.json")).canary.startswith("healthy")
 
 
 @pytest.mark.parametrize(

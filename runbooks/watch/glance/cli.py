@@ -4,6 +4,7 @@
      "gpus": [[98, 301, 61], ...], "canary": ["healthy", 312], "lines": [[14, "Decode out of memory"]]}
 
 What is not known is null. `gpus`: percent, watts and degrees of each card; null: nvidia-smi does not answer.
+`canary`: its last verdict and that one's age; "not run yet" where its timer is installed and has not come round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 3.0  # seconds for each question
+TIMER = "runbooks-canary.timer"
 LINES, WIDTH = 3, 120  # of the journal; characters of a line
 LOOK_BACK = 600  # seconds
 LONGEST = 1400  # bytes of the whole line, for eight cards
@@ -105,7 +107,8 @@ def _canary(state: Path) -> list[Any] | None:
         said = json.loads(state.read_text(encoding="utf-8"))
         return [said["verdict"], round(time.time() - said["last_run"])]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
+        waits = _ask("systemctl", "is-active", TIMER) == "active"
+        return ["not run yet", 0] if waits else None
 
 
 def _lines(unit: str) -> list[list[Any]]:
