@@ -124,7 +124,8 @@ def _server(point: Mapping[str, Any], limits: Limits) -> list[str]:
         slack = 0.0 if "whole" in server["counter"] else 2 * b / max(1.0, server["server_tokens"])
         if abs(difference) > DISAGREEMENT + slack:
             ours, theirs = server["client_tokens"], server["server_tokens"]
-            found.append(f"we count {ours:.0f} tokens, the server {theirs:.0f} ({difference:+.1%})")
+            others = ", likely for others: users, or a canary's timer" if theirs > ours else ""
+            found.append(f"we count {ours:.0f} tokens, the server {theirs:.0f} ({difference:+.1%}){others}")
     return found
 
 

@@ -26,6 +26,12 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
 SYSTEMD = "/etc/systemd/system"
 SERVICE, TIMER = "runbooks-canary.service", "runbooks-canary.timer"
 STATE = f"{paths.STATE}/canary/state.json"
+IDLE = (
+    f"for job in {paths.JOBS}/bench-* {paths.JOBS}/collectives-*; do "
+    '[ ! -e "$job/lock" ] || flock -s -n "$job/lock" true || exit 9; done'
+)
+"""Fails while a job that measures is at work: its supervisor holds its lock to its end. 9: of the unit's successes
+(SuccessExitStatus) a condition must be none."""
 TEXTFILE = "/var/lib/prometheus/node-exporter/runbooks_canary.prom"
 """Where Debian's and Ubuntu's prometheus-node-exporter reads text files."""
 
@@ -109,6 +115,7 @@ def units(artefact: str, server: Server, model: Model, *, every: str, battery: s
         "battery": battery,
         "unit": paths.UNIT_NAME,
         "key_file": key_file,
+        "idle": IDLE.replace("$", "$$"),  # systemd would put its own variables in
         "command": shlex.join(words) + (" --key-file %d/api-key" if key_file else ""),
         "limit": f"{LIMIT[battery]:.0f}",
         "folders": " ".join(sorted(folders)),

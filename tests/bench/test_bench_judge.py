@@ -167,6 +167,11 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ({"server.queued": 3.0}, Limits(), "stood in the server's queue"),
     ({"in_flight": 5.0}, Limits(), "only 5.0 of 8 streams"),
     ({"server.difference": -0.03}, Limits(), "the server 20460 (-3.0%)"),
+    (
+        {"server.difference": -0.11, "server.client_tokens": 1056, "server.server_tokens": 1187},
+        Limits(),
+        "we count 1056 tokens, the server 1187 (-11.0%), likely for others: users, or a canary's timer",
+    ),
     ({"server.difference": 0.02, "server.counter": "decode, window", "server.server_tokens": 500}, Limits(), None),
     ({"client.cpu_share": 0.8}, Limits(), "near its limit: 80% of a core"),
     ({"client.late_p99_ms": 8.0}, Limits(), "the client was late"),

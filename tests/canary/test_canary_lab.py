@@ -18,6 +18,7 @@ from lab.guest import Guest
 from lab.lab import Lab
 from lab.standins import models
 from lab.standins.sglang import stage
+from runbooks import paths
 from runbooks.canary import CanaryResult, install, run_canary
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
@@ -156,6 +157,13 @@ def test_the_installed_canary_runs_by_itself_and_writes_metrics(served: Served) 
     text = served.guest.run(f"cat {install.TEXTFILE}").stdout
     assert 'runbooks_canary_verdict{verdict="nan"} 1' in text
     assert 'runbooks_canary_runs_total{verdict="healthy"} 1' in text
+    job = f"{paths.JOBS}/bench-0123456789ab"
+    held = f"mkdir -p {job} && exec 9>>{job}/lock && flock 9 && systemctl start {install.SERVICE}"
+    served.guest.run(held)  # a benchmark is at work: this turn is left out, which is no failure
+    assert served.guest.run(f"cat {install.TEXTFILE}").stdout == text
+    shown = f"systemctl show -p Result,ActiveState {install.SERVICE}; rm -r {job}; systemctl start {install.SERVICE}"
+    assert "ActiveState=inactive" in served.guest.run(shown).stdout
+    assert 'runbooks_canary_runs_total{verdict="nan"} 2' in served.guest.run(f"cat {install.TEXTFILE}").stdout
     assert install.uninstall(served.connection, check=True)
     assert install.uninstall(served.connection, check=False)
     assert not install.uninstall(served.connection, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from runbooks import paths
 from runbooks.canary import install
 from runbooks.canary.probe import cli, watch
 from runbooks.inventory import load
@@ -82,6 +84,26 @@ def test_the_units() -> None:
     assert ("LoadCredential=" in service) == (server.api_key is not None)
     assert f"--textfile {install.TEXTFILE}" in service
     assert "SuccessExitStatus=1 3 4" in service  # a verdict is no failure of the canary
+
+
+def test_it_leaves_out_a_turn_while_a_benchmark_runs(tmp_path: Path) -> None:
+    script = install.IDLE.replace(paths.JOBS, str(tmp_path))
+
+    def idle() -> bool:
+        code = subprocess.run(["sh", "-c", script], check=False).returncode
+        assert code in (0, 9)
+        return code == 0
+
+    assert idle(), "no job yet"
+    for name in ("bench-1", "collectives-2", "canary-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+    assert idle(), "all ended"
+    for name, runs in (("bench-1", False), ("collectives-2", False), ("canary-3", True)):
+        with (tmp_path / name / "lock").open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert idle() is runs, name
+    assert idle()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
