@@ -49,7 +49,7 @@ NAN: dict[str, tuple[Reply, str]] = {
     "token 0 strewn": (reply("2+2 equals 4.!.!.!.! How2 equals 4.!."), "token-zero-strewn"),
     "token 0 in words": (reply("there was a server! every question. Once a server! server! time"), "token-zero-strewn"),
     "null logprob": (reply("4", logprobs=[Logprob("4", -0.1), Logprob(".", None)]), "null-logprob"),
-    "uniform logprobs": (reply("abc", logprobs=[Logprob("a", -6.2383, (("b", -6.2383),))]), "uniform-logprobs"),
+    "uniform logprobs": (reply("abc", logprobs=[Logprob("a", -6.2383, (("b", -6.2383),))] * 3), "uniform-logprobs"),
     "frozen token": (reply("x" * 8, logprobs=[Logprob("x", -1.5, (("y", -2.0),))] * 8), "frozen-token"),
     "json error": (whole(500, '{"error":{"message":"Out of range float values are not JSON compliant"}}'), "nan-error"),
     "assert in the words": (whole(500, "probability tensor contains either inf, nan or element < 0"), "nan-error"),
@@ -133,6 +133,13 @@ def test_a_known_answer_is_looked_for_and_garbage_behind_it_is_seen() -> None:
 def test_sure_answers_may_have_equal_logprobs() -> None:
     sure = [Logprob(token, 0.0, (("x", -20.0),)) for token in "Paris is it."]
     assert judge(reply("Paris is it.", logprobs=sure)) == []
+
+
+def test_the_best_of_one_token_may_tie() -> None:
+    """Seen on a healthy SGLang 0.5.9: three tokens of one logprob in bfloat16, and then the answer was over."""
+    tied = [Logprob("a", -6.25, (("a", -6.25), ("b", -6.25), ("c", -6.25)))]
+    assert kinds(judge(reply("a", logprobs=tied)), "nan") == set()
+    assert kinds(judge(reply("aaa", logprobs=tied * 3)), "nan") == {"uniform-logprobs"}
 
 
 def test_what_an_engine_may_leave_out_is_a_note() -> None:

@@ -23,6 +23,8 @@ TOKEN_ZERO_RUN = 8
 CERTAIN = -0.7
 """A logprob above this (probability one half) is a sure choice, and sure choices may well all be equal (0.0)."""
 SAME = 1e-6
+POSITIONS = 3
+"""In 16 bits the best three tokens of one position may well tie; at three positions, with one value, they do not."""
 WITHIN = 0.7
 """Of the length of an answer that was cut: what stands before that, it would have had."""
 
@@ -88,7 +90,7 @@ def _numbers(reply: Reply) -> Iterator[Finding]:
 def _constant(entries: list[Logprob]) -> Iterator[Finding]:
     values = [entry.value for entry in entries if entry.value is not None]
     flat = values + [value for entry in entries for _, value in entry.others if value is not None]
-    if len(flat) >= 2 and max(flat) < CERTAIN and max(flat) - min(flat) < SAME:
+    if len(values) >= POSITIONS and max(flat) < CERTAIN and max(flat) - min(flat) < SAME:
         # NaN logits that were replaced by a constant (sglang --enable-nan-detection) make every token equally likely:
         # -ln(vocabulary).
         yield Finding(
