@@ -109,3 +109,19 @@ def test_a_failed_deploy_can_be_diagnosed_from_what_it_saved(site: Site, tmp_pat
     assert nowhere.returncode == 1
     assert "no bundle" in nowhere.stderr + nowhere.stdout
     assert "there are:" in nowhere.stderr + nowhere.stdout
+
+
+def test_a_server_that_is_well_again_is_well(site: Site, tmp_path: Path) -> None:
+    """After a kill and systemd's own start, which is explained by that kill until it is ready."""
+    sick(site)
+    site.sh("systemctl kill -s KILL sglang")
+    told, until = list[tuple[int, str]](), time.monotonic() + 90
+    while (not told or told[-1][1] != "earlier") and time.monotonic() < until:
+        done = invoke(site, "diagnose", "--json", folder=tmp_path)
+        said = json.loads(done.stdout.splitlines()[-1])
+        told.append((done.returncode, said["causes"][0]["name"]))
+    assert told[0] == (1, "died")
+    assert told[-1] == (0, "earlier"), told
+    assert set(told[:-1]) <= {(1, "died"), (1, "scheduler-died")}, told
+    assert said["text"].startswith("nothing wrong now; earlier: ")
+    assert "9/KILL" in said["text"]
