@@ -21,7 +21,8 @@ class Interruptible:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Once asked, the next one must not break into what is left to say: none is delivered any more."""
+        """Once asked, the next one must not break into what is left to say: none is delivered any more, to the end of
+        this process."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

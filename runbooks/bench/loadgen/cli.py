@@ -77,9 +77,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         tell("error", kind="usage", text=str(error))
         sys.exit(USAGE)
-    STOP.listen()
+    if argv is None:  # a process of our own: its signals are ours
+        STOP.listen()
     code = _measured(options, tell)
-    STOP.over()
+    if argv is None:
+        STOP.over()
     sys.exit(code)
 
 
