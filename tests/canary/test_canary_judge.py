@@ -153,6 +153,8 @@ def test_an_untaught_model_may_stammer_when_its_numbers_are_sound() -> None:
     sound = [Logprob("!", -0.5 - n / 10, (("a", -2.0),)) for n in range(8)]
     assert verdict(judge(reply("!" * 8, logprobs=sound), untaught), answered=True) == "healthy"
     assert verdict(judge(reply("!" * 8), untaught), answered=True) == "nan"
+    assert verdict(judge(reply("We" + "e" * 30), untaught), answered=True) == "healthy"
+    assert verdict(judge(reply("We" + "e" * 30)), answered=True) == "degraded"
 
 
 def test_one_token_for_every_question_is_nan_unless_the_logprobs_are_sound() -> None:
