@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+from runbooks.bench.loadgen.stopping import NUMBERS, STOP
 
 
 class Interruptible:
@@ -31,7 +31,7 @@ class Interruptible:
             yield
         finally:
             if self.asked:
-                signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+                STOP.over()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

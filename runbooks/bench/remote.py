@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
-from runbooks.bench.beneath import NUMBERS, Interruptible
+from runbooks.bench.beneath import Interruptible
 from runbooks.bench.follower import Follower
 from runbooks.bench.loadgen.options import Options
 from runbooks.bench.loadgen.run import STATE
+from runbooks.bench.loadgen.stopping import NUMBERS
 from runbooks.bench.results import FORMAT, BenchResult, as_json, digest_of, writable
 from runbooks.bench.sweep import INTERRUPTED, finish
 from runbooks.engine.errors import RunbookError, UsageError
