@@ -1,19 +1,22 @@
-"""`python -m bench.clients.pacer [--step MS]`: a server that costs next to nothing, to measure clients with.
+"""`python -m bench.clients.pacer [--step MS] [--count FILE]`: a server that costs next to nothing, to measure clients.
 
 One thread and one poll: each step it sends one prepared chunk to every running stream, in one burst, as an engine's
-decode step does. It prints its port. Its answers have the shape of SGLang's, usage of each chunk where asked.
+decode step does. It prints its port. Its answers have the shape of SGLang's, usage of each chunk where asked. In the
+first eight bytes of FILE stands how many chunks it has sent, little-endian, anew after each step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import re
 import select
 import socket
 import time
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -72,7 +75,7 @@ def asked(stream: Stream) -> None:
     if not blank or len(body) < size:
         return
     stream.data = b""
-    if not head.startswith(b"POST"):
+    if not head.startswith(b"POST /v1/chat/completions "):
         known = head.startswith(b"GET /v1/models ")
         stream.sock.sendall(plain({"data": [{"id": "tiny", "max_model_len": 8192}]} if known else {}))
         return
@@ -80,7 +83,7 @@ def asked(stream: Stream) -> None:
     options = told.get("stream_options") or {}
     if not told.get("stream"):
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "length"}
-        words = sum(len(str(one["content"]).split()) for one in told["messages"])
+        words = sum(len(str(one["content"]).split()) for one in told.get("messages", ()))
         used = {"prompt_tokens": words, "completion_tokens": 1, "total_tokens": words + 1}
         stream.sock.sendall(plain({"id": "0", "choices": [choice], "usage": used}))
         return
@@ -90,7 +93,8 @@ def asked(stream: Stream) -> None:
     stream.sock.sendall(HEAD + event(message({"role": "assistant", "content": ""})))
 
 
-def step(streams: list[Stream]) -> None:
+def step(streams: list[Stream]) -> int:
+    """How many chunks it sent."""
     for stream in streams:
         stream.made += 1
         data = token(stream.made, stream.each)
@@ -101,14 +105,24 @@ def step(streams: list[Stream]) -> None:
             stream.sock.sendall(data)
         except OSError:
             stream.asked = 0
+    return len(streams)
 
 
-def serve(seconds: float) -> None:
+def counter(file: Path | None) -> mmap.mmap:
+    if file is None:
+        return mmap.mmap(-1, 8)
+    file.write_bytes(bytes(8))
+    with file.open("r+b") as opened:
+        return mmap.mmap(opened.fileno(), 8)
+
+
+def serve(seconds: float, count: Path | None) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     print(listener.getsockname()[1], flush=True)
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     streams: dict[int, Stream] = {}
+    told, sent = counter(count), 0
     due = time.perf_counter() + seconds
     while True:
         for number, _ in poll.poll(max(0.0, (due - time.perf_counter()) * 1e3)):
@@ -130,10 +144,13 @@ def serve(seconds: float) -> None:
                 streams.pop(number).sock.close()
         if time.perf_counter() >= due:
             due = max(due + seconds, time.perf_counter())
-            step([stream for stream in streams.values() if stream.asked])
+            sent += step([stream for stream in streams.values() if stream.asked])
+            told[:] = sent.to_bytes(8, "little")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", type=float, default=20.0, help="ms")
-    serve(parser.parse_args().step / 1e3)
+    parser.add_argument("--count", type=Path, help="the file that says how many chunks were sent")
+    options = parser.parse_args()
+    serve(options.step / 1e3, options.count)

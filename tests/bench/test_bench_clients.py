@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +40,32 @@ def test_a_client_is_held_against_the_truth(trap: str, told: Told | str, said: s
 @pytest.mark.slow
 def test_ours_is_right_on_every_trap() -> None:
     with compare.served(ROOT / "lab" / "traps.py", traps.STEP_MS) as url:
-        found = traps.table(
-            [Ours()], lambda client, work, limit: compare.run(client, work, limit)[1], url, Path("/nowhere")
-        )
+        found = traps.table([Ours()], compare.run, url, Path("/nowhere"))
     (ours,) = found.values()
     assert len(ours) == len(traps.COUNTED) + len(traps.SPOILED) == 19
     assert [f"{trap}: {verdict}" for trap, verdict in ours.items() if not verdict.startswith("right")] == []
+
+
+def test_what_a_client_costs_is_of_the_middle_of_its_load(tmp_path: Path) -> None:
+    watch = compare.Watch(tmp_path / "count")
+    watch.seen = [(50, 8.0), (50, 9.0), (150, 9.5), (250, 9.6), (950, 10.3), (1050, 10.5), (1050, 12.0)]
+    cost = watch.cost()
+    assert cost.a_chunk == pytest.approx(0.8 / 800 * 1e6)  # from (150, 9.5) to (950, 10.3)
+    assert cost.after == pytest.approx(1.7)
+    watch.seen = [(0, 1.0), (1000, 2.0)]
+    with pytest.raises(ValueError, match="too short"):
+        watch.cost()
+
+
+def test_the_cpu_of_a_group_is_that_of_its_children_too() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])\nprint(flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", child], process_group=0, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = compare.used_by(process.pid)
+        process.communicate(b"\n")
+    assert used is not None
+    assert used >= 0.3
+    assert compare.used_by(process.pid) is None

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import rawlog
+from .memory import touched
 from .priority import Line, first_in_line
 from .shared import CUT, DRAIN, FIELDS, RAMP, WINDOW, Board
 from .stream import AGAIN, END, IN, OUT, Poller, Stream, delay_acks
 from .wire import Target, head_of
 
 READ = 16384  # bytes of one read, a hundred chunks; what is left comes with the next turn
-PAUSE = 0.0003  # s after a turn: a step's burst is read in a few turns, at half the CPU; it counts as lateness
+PAUSE = 0.0005  # s after a turn: a step's burst is read in two turns, at half the CPU; it counts as lateness
 PAUSE_FROM = 32  # streams of a process: for fewer there is little to save, and a busy machine sleeps ms too long
 TICK = 0.02  # s that a turn waits at most
 RETRY = 0.5  # s: a server that refuses is asked twice a second, not in a tight loop
@@ -81,6 +82,7 @@ class Worker:
             self.poller.open(stream, self.plan.target)
         # One spare a slot covers a burst in which all slots end in the same step; more are made whenever nothing waits.
         self.stock = [self.plan.request(None) for _ in range(len(self.streams))]
+        held = touched()
         self.row[_READY] = 1
         while self.board.phase < RAMP:
             time.sleep(0.001)
@@ -94,6 +96,7 @@ class Worker:
         gc.disable()
         with first_in_line() as self.first_in_line:
             self._measure()
+        del held
         gc.enable()
         self._write()
         self.row[_DONE] = 1
@@ -136,24 +139,22 @@ class Worker:
 
     def _turn(self, ready: list[tuple[int, int]], phase: int) -> None:
         """Reads once from each that is ready. One more piece of a running answer, the ordinary case, ends here."""
-        streams, clock, count = self.poller.streams, time.perf_counter_ns, 0
+        running, clock, read, count = self.poller.running, time.perf_counter_ns, os.read, 0
         for number, events in ready:
-            stream = streams.get(number)
-            if stream is None:  # closed within this turn
-                continue
-            if events != IN or not stream.running:
-                count += self._attend(stream, events, phase)
+            keep = running.get(number)
+            if keep is None or events != IN:
+                stream = self.poller.streams.get(number)  # None: closed within this turn
+                count += self._attend(stream, events, phase) if stream else 0
                 continue
             try:
-                data = os.read(number, READ)
+                data = read(number, READ)
             except OSError as error:
-                self._unread(stream, error)
+                self._unread(self.poller.streams[number], error)
                 continue
-            now = clock()
-            if len(data) < len(END) or data.endswith(END):
-                self._took(stream, now, data, phase)
+            if data[-len(END) :] == END or len(data) < len(END):
+                self._took(self.poller.streams[number], clock(), data, phase)
             else:
-                stream.reads.append((now, data))
+                keep((clock(), data))
             count += 1
         self.row[_READS] += count
 
@@ -192,9 +193,10 @@ class Worker:
         if not stream.framed and not self._frame(stream):
             return
         if stream.chunked:
-            stream.running = len(reads) > 2 and not self.tls
             if stream.ended:
                 self._finish(stream, None, phase)
+            elif len(reads) > 2 and not self.tls:
+                self.poller.runs(stream)
         elif stream.missing >= 0:
             stream.missing -= len(data)
             if stream.missing <= 0:
@@ -306,7 +308,8 @@ class Worker:
     def _finish(self, stream: Stream, error: str | None, phase: int) -> None:
         if not stream.busy:
             return
-        stream.busy = stream.running = False
+        stream.busy = False
+        self.poller.pauses(stream)
         stream.meta |= {"end": time.perf_counter_ns(), "error": error}
         self.finished.append((stream.meta, stream.reads))
         self.row[_FLIGHT] -= 1

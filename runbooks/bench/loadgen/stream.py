@@ -33,14 +33,13 @@ class Stream:
     missing: int = -1  # bytes of a Content-Length body to come; -1: no head yet, or the end is marked otherwise
     framed: bool = False
     keep: bool = False
-    running: bool = False  # more of a chunked answer is to come, and nothing but more: see Worker._turn
     begun: int = 0  # ns
 
     def begin(self, meta: dict[str, Any], now: int) -> None:
         self.meta = meta
         self.sequence += 1
         self.busy, self.framed, self.chunked, self.missing, self.reads = True, False, False, -1, []
-        self.running, self.begun = False, now
+        self.begun = now
 
     @property
     def heard(self) -> int:
@@ -70,6 +69,8 @@ class Poller:
             self._poll = poll
             self.wait = lambda seconds: poll.poll(seconds * 1e3)
         self.streams: dict[int, Stream] = {}
+        # Where more of a chunked answer is to come, and nothing but more: what keeps a read of it (Worker._turn).
+        self.running: dict[int, Callable[[tuple[int, bytes]], None]] = {}
 
     def open(self, stream: Stream, target: Target) -> bool:
         try:
@@ -83,8 +84,17 @@ class Poller:
         self._poll.register(number, IN)
         return True
 
+    def runs(self, stream: Stream) -> None:
+        assert stream.sock is not None
+        self.running[stream.sock.fileno()] = stream.reads.append
+
+    def pauses(self, stream: Stream) -> None:
+        if stream.sock is not None:
+            self.running.pop(stream.sock.fileno(), None)
+
     def close(self, stream: Stream) -> None:
         if stream.sock is not None:
+            self.pauses(stream)
             number = stream.sock.fileno()
             self._poll.unregister(number)
             del self.streams[number]
