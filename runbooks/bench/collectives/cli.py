@@ -99,6 +99,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     peers = writes = None
     if cards:
         result["host"] = _rows(part("host copies", 1, lambda _, emit: copies.host_copies(emit)), "host")
+        result["errors"] += [
+            {"part": "host copies", "state": "wrong data", "text": f"GPU {row['gpu']}: not what was sent came back"}
+            for row in result["host"]
+            if not (row["right_small"] and row["right_large"])
+        ]
         peers = part("peer copies", 1, lambda _, emit: copies.peer_copies(emit))
     if ranks > 1:
         at = free_port()

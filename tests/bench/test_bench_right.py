@@ -1,0 +1,131 @@
+"""Whether what moved is right: data of a torch in numpy, spoilt in each way that a bad link or switch spoils it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runbooks.bench.collectives import cli, reduce, torches
+from runbooks.bench.collectives.group import Emit, Outcome
+
+RANKS = 8  # as many as there are cards
+SIZE = 12_288 * RANKS
+
+
+class Tensor(np.ndarray[Any, Any]):
+    def to(self, kind: Callable[[Tensor], Tensor]) -> Tensor:
+        return kind(self)
+
+    def float(self) -> Tensor:
+        return self.astype(np.float64)
+
+    def zero_(self) -> None:
+        self[:] = 0
+
+    def copy_(self, other: Tensor) -> None:
+        self[:] = other
+
+
+def bfloat16(values: Tensor) -> Tensor:
+    """Whole numbers up to 256 are exact in it: none other may be sent."""
+    assert values.min() >= 0
+    assert values.max() <= 256
+    return values.copy()
+
+
+class Links:
+    """What arrives at `rank`, spoilt by `spoil` before it lands."""
+
+    def __init__(self, spoil: Callable[[Any], None]) -> None:
+        self.spoil, self.rank = spoil, 0
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        sent = np.stack([reduce.values(buffer.size, rank, None) for rank in range(RANKS)])
+        self.spoil(sent)
+        buffer[:] = sent.sum(axis=0)
+
+    def all_to_all_single(self, out: Tensor, mine: Tensor) -> None:
+        part = mine.size // RANKS
+        sent = np.stack([reduce.parcel(part, source, self.rank, RANKS, None) for source in range(RANKS)])
+        self.spoil(sent)
+        out[:] = sent.reshape(-1)
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Links:
+    made = Links(lambda sent: None)
+    fake = SimpleNamespace(
+        arange=lambda count, device: np.arange(count).view(Tensor), bfloat16=bfloat16, distributed=made,
+        equal=np.array_equal, cat=lambda parts: np.concatenate(parts).view(Tensor), zeros_like=np.zeros_like,
+    )  # fmt: skip
+    monkeypatch.setattr(torches, "torch", lambda: fake)
+    return made
+
+
+def one_bit(sent: Any) -> None:
+    sent[5][-1] += 1
+
+
+def lost(sent: Any) -> None:
+    sent[3] = 0
+
+
+def twice(sent: Any) -> None:
+    """The data of the first card came again in place of the fifth's."""
+    sent[4] = sent[0]
+
+
+def crossed(sent: Any) -> None:
+    sent[[2, 6]] = sent[[6, 2]]
+
+
+def late(sent: Any) -> None:
+    """The last words of it are still on their way."""
+    sent[7][-16:] = 0
+
+
+@pytest.mark.parametrize("op", sorted(reduce.OPERATIONS))
+@pytest.mark.parametrize("spoil", [one_bit, lost, twice, crossed, late])
+def test_wrong_data_is_seen_on_every_rank(links: Links, op: str, spoil: Callable[[Any], None]) -> None:
+    for rank in range(RANKS):
+        links.rank = rank
+        call, refill, right = reduce.OPERATIONS[op](SIZE, RANKS, rank, None)
+        assert not right()  # nothing has arrived yet
+        refill()
+        call()
+        assert right()
+        links.spoil = spoil
+        refill()
+        call()
+        assert right() is (op == "all_reduce" and spoil is crossed)  # a sum is the same in any order
+        links.spoil = lambda sent: None
+
+
+def test_no_two_ranks_send_the_same_and_sums_are_exact(links: Links) -> None:
+    sent = [reduce.values(64, rank, None) for rank in range(30)]
+    assert all(not np.array_equal(one, other) for one, other in combinations(sent, 2))
+    assert sum(reduce.values(6_144 * 64, rank, None) for rank in range(28)).max() <= 256
+    parcels = [reduce.parcel(6_144, source, to, 15, None) for source in range(15) for to in range(15)]
+    assert len({one.tobytes() for one in parcels}) == 15 * 15
+
+
+@pytest.mark.parametrize(("well", "errors"), [(True, []), (False, ["GPU 1: not what was sent came back"])])
+def test_what_the_host_gets_back_wrong_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, well: bool, errors: list[str]
+) -> None:
+    card = {"kind": "host", "rank": 0, "right_small": True, "right_large": True}
+    look = {"kind": "look", "backend": "nccl", "torch": "2", "nccl": "2", "cards": ["a", "b"], "granted": []}
+    rows = {"what-torch-sees": [look], "host-copies": [card | {"gpu": 0}, card | {"gpu": 1, "right_large": well}]}
+
+    def together(ranks: int, limit: float, work: Callable[[int, Emit], None], folder: Path) -> Outcome:
+        return Outcome("ok", tuple(rows.get(folder.name, ())))
+
+    monkeypatch.setattr(cli, "together", together)
+    told = cli.measure(cli.arguments([]), tmp_path)
+    assert [one["text"] for one in told["errors"]] == errors
