@@ -1,8 +1,9 @@
 """`python -m bench.clients.pacer [--step MS] [--count FILE]`: a server that costs next to nothing, to measure clients.
 
 One thread and one poll: each step it sends one prepared chunk to every running stream, in one burst, as an engine's
-decode step does. It prints its port. Its answers have the shape of SGLang's, usage of each chunk where asked. In the
-first eight bytes of FILE stands how many chunks it has sent, little-endian, anew after each step.
+decode step does. It prints its port. Its answers have the shape of SGLang's, usage of each chunk where asked. In FILE
+stands what it has done, anew after each step (COUNTED): chunks sent, first tokens sent, and the nanoseconds that passed
+from the request read to the first token sent, of all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import mmap
 import re
 import select
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +23,7 @@ from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PROMPT = 64
+COUNTED = struct.Struct("<3q")
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
@@ -30,6 +33,7 @@ class Stream:
     data: bytes = b""
     asked: int = 0  # 0: it waits for a request
     made: int = 0
+    begun: int = 0  # ns
     each: bool = False
     usage: bool = False
 
@@ -88,13 +92,14 @@ def asked(stream: Stream) -> None:
         stream.sock.sendall(plain({"id": "0", "choices": [choice], "usage": used}))
         return
     stream.asked = told.get("max_tokens") or told.get("max_completion_tokens") or 16
+    stream.begun = time.perf_counter_ns()
     stream.made, stream.usage = 0, bool(options.get("include_usage"))
     stream.each = stream.usage and bool(options.get("continuous_usage_stats"))
     stream.sock.sendall(HEAD + event(message({"role": "assistant", "content": ""})))
 
 
-def step(streams: list[Stream]) -> int:
-    """How many chunks it sent."""
+def step(streams: list[Stream], done: list[int]) -> None:
+    """Sends a chunk to each, and adds to what is done."""
     for stream in streams:
         stream.made += 1
         data = token(stream.made, stream.each)
@@ -105,15 +110,18 @@ def step(streams: list[Stream]) -> int:
             stream.sock.sendall(data)
         except OSError:
             stream.asked = 0
-    return len(streams)
+        done[0] += 1
+        if stream.made == 1:
+            done[1] += 1
+            done[2] += time.perf_counter_ns() - stream.begun
 
 
 def counter(file: Path | None) -> mmap.mmap:
     if file is None:
-        return mmap.mmap(-1, 8)
-    file.write_bytes(bytes(8))
+        return mmap.mmap(-1, COUNTED.size)
+    file.write_bytes(bytes(COUNTED.size))
     with file.open("r+b") as opened:
-        return mmap.mmap(opened.fileno(), 8)
+        return mmap.mmap(opened.fileno(), COUNTED.size)
 
 
 def serve(seconds: float, count: Path | None) -> None:
@@ -122,7 +130,7 @@ def serve(seconds: float, count: Path | None) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     streams: dict[int, Stream] = {}
-    told, sent = counter(count), 0
+    told, done = counter(count), [0, 0, 0]
     due = time.perf_counter() + seconds
     while True:
         for number, _ in poll.poll(max(0.0, (due - time.perf_counter()) * 1e3)):
@@ -144,13 +152,13 @@ def serve(seconds: float, count: Path | None) -> None:
                 streams.pop(number).sock.close()
         if time.perf_counter() >= due:
             due = max(due + seconds, time.perf_counter())
-            sent += step([stream for stream in streams.values() if stream.asked])
-            told[:] = sent.to_bytes(8, "little")
+            step([stream for stream in streams.values() if stream.asked], done)
+            told[:] = COUNTED.pack(*done)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", type=float, default=20.0, help="ms")
-    parser.add_argument("--count", type=Path, help="the file that says how many chunks were sent")
+    parser.add_argument("--count", type=Path, help="the file that says what was sent")
     options = parser.parse_args()
     serve(options.step / 1e3, options.count)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients import compare, traps
+from bench.clients import compare, traps, watch
 from bench.clients.peers import ROOT, Ours, Told, Work
 
 WORK = Work("http://x", 12, 2, 64, traps.TOKENS, Path("/nowhere"))
@@ -47,14 +47,16 @@ def test_ours_is_right_on_every_trap() -> None:
 
 
 def test_what_a_client_costs_is_of_the_middle_of_its_load(tmp_path: Path) -> None:
-    watch = compare.Watch(tmp_path / "count")
-    watch.seen = [(50, 8.0), (50, 9.0), (150, 9.5), (250, 9.6), (950, 10.3), (1050, 10.5), (1050, 12.0)]
-    cost = watch.cost()
+    looks = [(50, 8.0), (50, 9.0), (150, 9.5), (250, 9.6), (950, 10.3), (1050, 10.5), (1050, 12.0)]
+    watching = watch.Watch(tmp_path / "count")
+    watching.seen = [watch.Look(sent, sent // 50, sent // 50 * 0.02, used) for sent, used in looks]
+    cost = watching.cost()
     assert cost.a_chunk == pytest.approx(0.8 / 800 * 1e6)  # from (150, 9.5) to (950, 10.3)
     assert cost.after == pytest.approx(1.7)
-    watch.seen = [(0, 1.0), (1000, 2.0)]
+    assert cost.ttft_ms == pytest.approx(20.0)
+    watching.seen = [watch.Look(0, 0, 0.0, 1.0), watch.Look(1000, 20, 0.4, 2.0)]
     with pytest.raises(ValueError, match="too short"):
-        watch.cost()
+        watching.cost()
 
 
 def test_the_cpu_of_a_group_is_that_of_its_children_too() -> None:
@@ -64,8 +66,8 @@ def test_the_cpu_of_a_group_is_that_of_its_children_too() -> None:
     with subprocess.Popen([sys.executable, "-c", child], process_group=0, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None
         process.stdout.readline()
-        used = compare.used_by(process.pid)
+        used = watch.used_by(process.pid)
         process.communicate(b"\n")
     assert used is not None
     assert used >= 0.3
-    assert compare.used_by(process.pid) is None
+    assert watch.used_by(process.pid) is None
