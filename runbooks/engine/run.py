@@ -16,9 +16,9 @@ from runbooks.engine.apply import Stopped, apply
 from runbooks.engine.errors import CheckFailed, RunbookError, StepFailed
 from runbooks.engine.facts import Facts, ask_facts
 from runbooks.engine.follow import follow, list_jobs
-from runbooks.engine.look import look
+from runbooks.engine.look import Look
 from runbooks.engine.report import Reporter
-from runbooks.engine.step import NO_ANSWER, Change, Question, Stage, State, Step, Verdict
+from runbooks.engine.step import Change, Question, Stage, State, Step, Verdict
 from runbooks.engine.transport import Connection
 
 MAX_ROUNDS = 6  # of one stage: changes that are seen only after others (a reboot between them counts as one)
@@ -118,10 +118,23 @@ class _Run:
 
     def _look(self, from_stage: int) -> None:
         questions = [q for stage in self._stages[from_stage:] for step in stage.steps for q in step.questions()]
-        self._answers.update(look(self._connection, questions))
+        self._seen = Look(self._connection, questions)
+        self._answers.update(self._seen.answers)
         self._stale = False
 
+    def _await(self, stage: Stage) -> None:
+        """What takes longer than all the rest holds up the stage that asks for it, and none above."""
+        questions = [question for step in stage.steps for question in step.questions()]
+        late = self._seen.late(questions)
+        more = f" and {len(late) - 2} more" if len(late) > 2 else ""
+        named = ", ".join(map(str, late[:2]))
+        self._say("note", f"{stage.name}: no answer yet, and waited for: {named}{more}", level="info")
+        self._seen.wait(questions)
+        self._answers.update(self._seen.answers)
+
     def _plans(self, stage: Stage) -> Plans:
+        if self._seen.late(question for step in stage.steps for question in step.questions()):
+            self._await(stage)
         return [(step, planned(step, self._answers)) for step in stage.steps]
 
     def _converge(self, stage: Stage, position: int, began: float) -> None:
@@ -231,13 +244,11 @@ class _Run:
 
 def planned(step: Step, answers: Mapping[Question, State]) -> Plan:
     """A group that gave no answer decides nothing: that is an error of the look (StepFailed), not a state."""
-    silent = [question for question in step.questions() if answers.get(question) is NO_ANSWER]
+    silent = [question for question in step.questions() if answers.get(question, {}).get("no answer")]
     if silent and not getattr(step, "accepts_silence", False):
-        raise StepFailed(
-            "the host did not answer this question in time",
-            step=step.id,
-            details=[f"asked by {silent[0].kind.name}: {silent[0].key.splitlines()[0][:100]}"],
-        )
+        late = "the host did not answer this question in time"
+        what = "the host's answer to this question is too long" if answers[silent[0]].get("too much") else late
+        raise StepFailed(what, step=step.id, details=[f"asked by {silent[0]}"])
     return step.plan(answers)
 
 

@@ -21,6 +21,9 @@ State = Mapping[str, Value]
 NO_ANSWER: State = {"no answer": True}
 """What a question holds whose group did not answer within its deadline (a hung nvidia-smi, a dead mount)."""
 
+TOO_MUCH: State = {"no answer": True, "too much": True}
+"""What one holds whose answer was cut, as it would have drowned all others."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -41,6 +44,10 @@ class Kind:
 class Question:
     kind: Kind
     key: str
+
+    def __str__(self) -> str:
+        """What is asked, for people."""
+        return f"{self.kind.name}: {next(iter(self.key.splitlines()), '')[:100]}"
 
 
 Answers = Mapping[Question, State]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbooks import paths
-from runbooks.engine import lock
+from runbooks.engine import lock, look
 from runbooks.engine.errors import CheckFailed, StepFailed
 from runbooks.engine.facts import Facts
 from runbooks.engine.report import Reporter
@@ -158,6 +158,31 @@ def test_tags_select_stages(local: Connection, tmp_path: Path, tags: set[str], s
         tags=frozenset(tags), skip_tags=frozenset(skip),
     )  # fmt: skip
     assert "".join(name for name in "abc" if (tmp_path / name).exists()) == ran
+
+
+def test_what_hangs_holds_up_its_own_stage_and_none_above(
+    local: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Hung:
+        id: str = "hung"
+
+        def questions(self) -> tuple[Question, ...]:
+            return (shell("sleep 60", deadline=6),)
+
+        def plan(self, _answers: Answers) -> None:
+            raise AssertionError
+
+    monkeypatch.setattr(look, "FIRST", 1.0)
+    recorder = Recorder()
+    first = Stage("first", (Text(path=f"{tmp_path}/a", text="A"),))
+    (error,) = _run(local, first, Stage("second", (Hung(),)), recorder=recorder, check=True).failed
+    assert "hung: the host did not answer this question in time" in str(error)
+    said = {event.text.split("   ")[0]: event.time for event in recorder.events}
+    waits = "second: no answer yet, and waited for: shell: sleep 60"
+    assert list(said) == ["text a", "first", waits]
+    assert said[waits] - said["first"] < 1
+    assert local.exchanges == 3
 
 
 def test_a_second_run_names_the_first_and_leaves(local: Connection, tmp_path: Path) -> None:
