@@ -25,7 +25,7 @@ def unlock_hosts(session: Session) -> int:
             lock.force_release(connection)
             session.report.note(f"unlocked; it was {held}", host=connection.name, level="good")
 
-    return int(session.tell_errors(session.each(unlock, parallel=False)))
+    return session.tell_errors(session.each(unlock, parallel=False))
 
 
 def tell_changes(session: Session, lines: int) -> int:
@@ -41,7 +41,7 @@ def tell_changes(session: Session, lines: int) -> int:
         if (earlier := int(count) - len(rows)) > 0:
             session.report.note(f"{earlier} earlier: --lines {lines + earlier}", host=connection.name)
 
-    return int(session.tell_errors(session.each(tell)))
+    return session.tell_errors(session.each(tell))
 
 
 def _row(line: str) -> list[str]:

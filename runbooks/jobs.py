@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from runbooks.engine import follow
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.follow import Job
 from runbooks.engine.report import local_time, span
 from runbooks.engine.transport import Connection
@@ -29,7 +29,7 @@ def list_jobs(session: Session) -> int:
         columns = ["job", "", "for", "began", "by", "last line"]
         session.report.table("jobs" if rows else "no jobs", columns, rows, host=connection.name)
 
-    return int(session.tell_errors(session.each(tell)))
+    return session.tell_errors(session.each(tell))
 
 
 def follow_job(session: Session, word: str) -> int:
@@ -69,10 +69,10 @@ def cancel_job(session: Session, word: str) -> int:
 def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]) -> int:
     """Do something with the job that `word` means on each host. A host that has none is left out, unless all have."""
     jobs = {outcome.host: outcome for outcome in session.each(follow.list_jobs)}
-    meant = {host: _meant(outcome.value or [], word) for host, outcome in jobs.items()}
+    meant = {host: _meant(host, outcome.value or [], word) for host, outcome in jobs.items()}
     unasked = session.tell_errors(list(jobs.values()))
     if unasked and not any(meant.values()):
-        return 1  # a host that gave no answer may have it
+        return unasked  # a host that gave no answer may have it
     if not any(meant.values()):
         names = sorted({job.label for outcome in jobs.values() for job in outcome.value or []})
         what = f"there is no job {word!r}" if word else "there is no job at work"
@@ -88,15 +88,15 @@ def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]
 
     session.hosts = [host for host in session.hosts if meant[host] is not None]
     failed = session.tell_errors(session.each(one))
-    return int(unasked or failed or not all(good))
+    return worst(unasked, failed, int(not all(good)))
 
 
-def _meant(jobs: Sequence[Job], word: str) -> Job | None:
+def _meant(host: str, jobs: Sequence[Job], word: str) -> Job | None:
     """By its whole name or a beginning of it, the newest first; with no word, the one that is at work."""
     if not word:
         running = [job for job in jobs if job.state == "running"]
         if len(running) > 1:
-            raise RunbookError("several jobs are at work; name one", details=[job.label for job in running])
+            raise UsageError("several jobs are at work; name one", host=host, details=[job.label for job in running])
         return running[0] if running else None
     found = [job for job in jobs if job.label == word] or [job for job in jobs if job.label.startswith(word)]
     return found[-1] if found else None

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.fleet import Fleet, Interrupt, Outcome, Rollout
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -187,12 +187,12 @@ class Session:
     def _tell_interrupt(self) -> None:
         self.report.note("interrupted: the running step comes to its end; once more to leave at once", level="warning")
 
-    def tell_errors(self, outcomes: Sequence[Outcome[T]]) -> bool:
-        """Say each host's error; True when there was one."""
+    def tell_errors(self, outcomes: Sequence[Outcome[T]]) -> int:
+        """Say each host's error. The exit code: 0 without one, 2 where all are mistakes of ours, else 1."""
         failed = [(outcome.error, outcome.host) for outcome in outcomes if outcome.error is not None]
         for error, host in failed:
             self.report.failed(error, host=host)
-        return bool(failed)
+        return worst(0, *(error.exit_code for error, _ in failed))
 
     def consent(self, question: str) -> bool:
         """Ask a person; `--yes` has answered beforehand. Raises UsageError where there is nobody to ask."""

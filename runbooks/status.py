@@ -35,7 +35,7 @@ def tell_status(session: Session) -> int:
     rows = [outcome.value for outcome in outcomes if outcome.value is not None]
     if rows:
         session.report.table("status", COLUMNS, rows)
-    return int(session.tell_errors(outcomes))
+    return session.tell_errors(outcomes)
 
 
 def _row(connection: Connection) -> list[str]:

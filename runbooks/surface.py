@@ -16,9 +16,6 @@ import inspect
 import io
 import os
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +29,7 @@ from invoke.parser.argument import Argument
 from invoke.tasks import Task, task
 
 from runbooks.engine import going
-from runbooks.engine.errors import RunbookError, UsageError, printable
+from runbooks.engine.errors import Bug, RunbookError, UsageError, printable
 from runbooks.mistakes import LONGEST, say_mistakes
 
 PLACES = {
@@ -205,12 +202,12 @@ def _guarded(
             _complain(f"{name if len(name) < LONGEST else name[:40] + '...'}: {error.strerror}")
             return UsageError.exit_code
         if error.errno != errno.ENOSPC:
-            _complain(_report_bug(error))
+            _complain(str(Bug(error)))
         else:
             _complain(FULL)
         return 1
     except Exception as error:
-        _complain(_report_bug(error))
+        _complain(str(Bug(error)))
         return 1
 
 
@@ -234,15 +231,3 @@ def _complain(text: str) -> None:
     head, _, rest = printable(text).partition("\n")
     bold, plain = ("\033[1;31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     print(f"{bold}{head}{plain}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
-
-
-def _report_bug(error: Exception) -> str:
-    """Write the traceback to a private file, for a bug report, and say in two lines where it is."""
-    said = f"a bug in runbooks: {type(error).__name__}"
-    try:
-        handle, name = tempfile.mkstemp(prefix=f"runbooks-bug-{int(time.time())}-", suffix=".txt")
-        with os.fdopen(handle, "w", errors="backslashreplace") as out:
-            traceback.print_exception(error, file=out)
-    except OSError:  # no folder for it, or a full disk
-        return f"{said}\n  the same with TMPDIR=FOLDER writes down the details, for a report"
-    return f"{said}\n  the details, for a report: {Path(name)}"

@@ -15,7 +15,7 @@ from runbooks.bench.ceiling import gpu_named, message_bytes
 from runbooks.bench.follower import event_of
 from runbooks.bench.measured import fit, fitted_text
 from runbooks.engine.artefact import push_zipapp
-from runbooks.engine.errors import RunbookError
+from runbooks.engine.errors import RunbookError, worst
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.step import quote
@@ -62,7 +62,7 @@ def collectives_hosts(session: Session, *, out: str = "results", force: bool = F
             show(outcome.value, session.report, outcome.host)
     failed = session.tell_errors(outcomes)
     right = all(outcome.value["ladder"]["word"] == "healthy" for outcome in outcomes if outcome.value is not None)
-    return 0 if right and not failed else 1
+    return worst(failed, int(not right))
 
 
 def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, force: bool = False) -> dict[str, Any]:

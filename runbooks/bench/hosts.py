@@ -10,7 +10,7 @@ from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
 from runbooks.bench.results import BenchResult, assess, named, reading, recompute, writable
 from runbooks.bench.sweep import INTERRUPTED, run_bench
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import RunbookError, UsageError, worst
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
@@ -47,7 +47,8 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
     failed = session.tell_errors(outcomes)
     if session.interrupt:
         return INTERRUPTED
-    return 1 if failed or not all(outcome.value.valid for outcome in outcomes if outcome.value is not None) else 0
+    valid = all(outcome.value.valid for outcome in outcomes if outcome.value is not None)
+    return worst(failed, int(not valid))
 
 
 def report_only(

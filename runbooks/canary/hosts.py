@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from runbooks.canary.run import BATTERIES, LIMIT, Battery, CanaryResult, PromptResult, run_canary
 from runbooks.engine import lock
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.report import Level, Reporter
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def canary_hosts(session: Session, battery: str, *, watch: str = "", accept: boo
         raise UsageError("--accept is said once, and --watch asks again and again", details=["one of the two"])
     key = session.api_key()
 
-    def once() -> tuple[bool, Mapping[str, CanaryResult]]:
+    def once() -> tuple[int, Mapping[str, CanaryResult]]:
         outcomes = session.each(lambda conn: _ask(session, conn, battery, key, accept))
         failed = session.tell_errors(outcomes)
         return failed, {outcome.host: outcome.value for outcome in outcomes if outcome.value is not None}
@@ -51,7 +51,7 @@ def canary_hosts(session: Session, battery: str, *, watch: str = "", accept: boo
         if accept:
             _tell_accepted(result, host, session.report)
     wanted = [result.accepted for result in results.values()] if accept else []
-    return int(failed or not all(wanted) or any(result.exit_code for result in results.values()))
+    return worst(failed, int(not all(wanted) or any(result.exit_code for result in results.values())))
 
 
 def _ask(session: Session, conn: Connection, battery: str, key: Secret | None, accept: bool) -> CanaryResult:
@@ -69,14 +69,14 @@ def _ask(session: Session, conn: Connection, battery: str, key: Secret | None, a
     return result
 
 
-def _watch(once: Callable[[], tuple[bool, Mapping[str, CanaryResult]]], pause: int, report: Reporter) -> int:
+def _watch(once: Callable[[], tuple[int, Mapping[str, CanaryResult]]], pause: int, report: Reporter) -> int:
     """A line a run; the whole story only when a verdict is another one than before. The exit code is the last run's."""
     before: dict[str, str] = {}
     code = 0
     try:
         while True:
             failed, results = once()
-            code = int(failed or any(result.exit_code for result in results.values()))
+            code = worst(failed, int(any(result.exit_code for result in results.values())))
             for host, result in results.items():
                 if result.verdict != before.get(host, "healthy"):
                     tell(result, host, report)

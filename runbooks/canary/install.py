@@ -58,7 +58,7 @@ def install_hosts(session: Session, *, every: str, battery: str, check: bool = F
             state = ("would-change" if check else "changed") if outcome.value else "ok"
             session.report.emit("result", text, host=outcome.host, state=state)
     changes = any(outcome.value for outcome in outcomes)
-    return 1 if failed else CHANGES_FOUND if check and changes else 0
+    return failed or (CHANGES_FOUND if check and changes else 0)
 
 
 def uninstall(conn: Connection, *, check: bool) -> bool:

@@ -38,8 +38,7 @@ def list_releases(session: Session, *, show: int = 0, remove: bool = False) -> i
     for outcome in outcomes:
         if outcome.value is not None:
             _list(outcome.host, outcome.value, session.report)
-    session.tell_errors(outcomes)
-    return max((outcome.error.exit_code for outcome in outcomes if outcome.error is not None), default=0)
+    return session.tell_errors(outcomes)
 
 
 def _list(name: str, host: Host, report: Reporter) -> None:

@@ -10,6 +10,7 @@ from runbooks.diagnose.classify import Cause, rank
 from runbooks.diagnose.now import WELL, current, with_installs
 from runbooks.diagnose.since import recent, seconds
 from runbooks.diagnose.sources import Texts, from_file, from_host, from_saved
+from runbooks.engine.errors import worst
 
 if TYPE_CHECKING:
     from runbooks.engine.report import Level, Reporter
@@ -52,7 +53,7 @@ def _tell_all(session: Session, gather: Callable[[Connection], Texts]) -> int:
     failed = session.tell_errors(outcomes)
     found = [(outcome.host, outcome.value) for outcome in outcomes if outcome.value is not None]
     codes = [tell(value, session.report, host) for host, value in found]
-    return int(failed or any(codes))
+    return worst(failed, int(any(codes)))
 
 
 def causes(texts: Texts) -> tuple[Cause, ...]:

@@ -8,12 +8,17 @@ RunbookError            exit 1   something on a host, or in a run, failed
   StepFailed            exit 1   a step failed, or still wants a change after it was applied
     NotWritten          exit 1   the host takes no file (a full disk), or no job
   CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
+  Bug                   exit 1   an exception that nobody foresaw; its traceback is in a private file
 UsageError              exit 2   wrong option, inventory or environment: nothing was touched
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+import time
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -112,7 +117,29 @@ class CheckFailed(RunbookError):
     """A check says no: a GPU is missing, a disk too small, an operating system unknown."""
 
 
+class Bug(RunbookError):
+    """An exception that nobody foresaw: its traceback goes to a private file, for a report."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"a bug in runbooks: {type(error).__name__}", details=[_written(error)])
+
+
+def _written(error: BaseException) -> str:
+    try:
+        handle, name = tempfile.mkstemp(prefix=f"runbooks-bug-{int(time.time())}-", suffix=".txt")
+        with os.fdopen(handle, "w", errors="backslashreplace") as out:
+            traceback.print_exception(error, file=out)
+    except OSError:  # no folder for it, or a full disk
+        return "the same with TMPDIR=FOLDER writes down the details, for a report"
+    return f"the details, for a report: {name}"
+
+
 class UsageError(RunbookError):
     """Wrong option, inventory or environment. Nothing was touched."""
 
     exit_code = 2
+
+
+def worst(*codes: int) -> int:
+    """Of several exit codes: that a host failed (1) says more than a mistake in the inventory (2)."""
+    return 1 if 1 in codes else max(codes)

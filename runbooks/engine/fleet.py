@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Generic, TypeVar
 
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import Bug, RunbookError, UsageError
 
 MAX_PARALLEL = 50
 
@@ -100,7 +99,7 @@ class Interrupt:
 class Fleet(Generic[T]):
     """One piece of work over many hosts.
 
-    `failed(value)` tells whether a host that came to its end counts as failed. `stagger`: seconds between two starts.
+    `failed(value)` tells whether a host that came to its end counts as failed.
     `on_interrupt` is called once, by the waiting thread, after the first Ctrl-C.
     """
 
@@ -109,19 +108,15 @@ class Fleet(Generic[T]):
     failed: Callable[[T], bool]
     interrupt: Interrupt
     on_interrupt: Callable[[], None]
-    stagger: float = 0.0
 
     def run(self, hosts: Sequence[str]) -> list[Outcome[T]]:
-        """Every host's outcome, in the order of `hosts`; an unexpected exception is raised once all have ended."""
+        """Every host's outcome, in the order of `hosts`. A bug that one host brings to light is that host's error."""
         self._outcomes: dict[str, Outcome[T]] = {}
-        self._bugs: list[BaseException] = []
         self._changed = threading.Condition()
         self._failures = 0
         self._told = False
         for batch in self.rollout.batches(hosts):
             self._run_batch(batch)
-        if self._bugs:
-            raise self._bugs[0]
         return [self._outcomes.get(host) or Outcome(host, None, self._why_not(host)) for host in hosts]
 
     def _run_batch(self, batch: Sequence[str]) -> None:
@@ -133,7 +128,6 @@ class Fleet(Generic[T]):
         self._at_work = len(threads)
         for thread in threads:
             thread.start()
-            time.sleep(self.stagger)
         with self._changed:
             while self._at_work:
                 self._changed.wait(0.2)  # not for ever: a signal is only seen between two waits
@@ -149,24 +143,24 @@ class Fleet(Generic[T]):
                 break
             outcome = self._one(host)
             with self._changed:
-                if outcome is not None:
-                    self._outcomes[host] = outcome
-                    self._failures += outcome.error is not None or (
-                        outcome.value is not None and self.failed(outcome.value)
-                    )
+                self._outcomes[host] = outcome
+                self._failures += outcome.error is not None or (
+                    outcome.value is not None and self.failed(outcome.value)
+                )
         with self._changed:
             self._at_work -= 1
             self._changed.notify()
 
-    def _one(self, host: str) -> Outcome[T] | None:
+    def _one(self, host: str) -> Outcome[T]:
         try:
             return Outcome(host, self.work(host), None)
         except RunbookError as error:
             error.host = error.host or host
             return Outcome(host, None, error)
-        except BaseException as bug:  # told once the other hosts have ended
-            self._bugs.append(bug)
-            return None
+        except BaseException as unforeseen:
+            bug = Bug(unforeseen)
+            bug.host = host
+            return Outcome(host, None, bug)
 
     def _enough(self) -> bool:
         limit = self.rollout.stop_after

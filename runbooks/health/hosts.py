@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from runbooks.engine.artefact import push_zipapp
+from runbooks.engine.errors import worst
 from runbooks.engine.report import Reporter
 from runbooks.health.look import look
 from runbooks.health.rules import Check, checks, lead
@@ -63,7 +64,7 @@ def check_hosts(session: Session) -> int:
     results = [outcome.value for outcome in outcomes if outcome.value is not None]
     for result in results:
         tell(result, session.report)
-    return int(failed or any(result.exit_code for result in results))
+    return worst(failed, int(any(result.exit_code for result in results)))
 
 
 def tell(result: HealthResult, report: Reporter) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from runbooks.engine.errors import RunbookError
+from runbooks.engine.errors import RunbookError, worst
 from runbooks.engine.facts import Facts
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.step import Stage, Step
@@ -77,8 +77,8 @@ def install_hosts(session: Session, *, check: bool = False, diff: bool = False) 
             text = f"{count} {said}; {len(rules.alerts(inventory.gpus.count))} alerts, Prometheus at {at}"
             state = ("would-change" if check else "changed") if count else "ok"
             session.report.emit("result", text, host=result.host, state=state)
-    if failed or any(result.failed for result in results):
-        return 1
+    if code := worst(failed, *(error.exit_code for result in results for error in result.failed)):
+        return code
     return CHANGES_FOUND if check and any(result.would_change for result in results) else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.facts import Facts
 from runbooks.engine.fleet import NotStarted, Outcome
 from runbooks.engine.run import HostResult, Options
@@ -31,7 +31,8 @@ def provision(
     diff: bool = False,
     wait: bool = False,
 ) -> int:
-    """Exit code: 0 all hosts converged, 1 a host failed, 3 `check` found changes, 130 interrupted.
+    """Exit code: 0 all hosts converged, 1 a host failed, 2 all that failed are mistakes in the inventory or command,
+    3 `check` found changes, 130 interrupted.
 
     `wait`: for another run on a host to end, instead of leaving.
     """
@@ -80,7 +81,7 @@ def _known(words: Sequence[str]) -> frozenset[str]:
 def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check: bool) -> int:
     report = session.report
     changes = False
-    failed = any(outcome.error is not None for outcome in outcomes)
+    codes = [outcome.error.exit_code for outcome in outcomes if outcome.error is not None]
     for result in (outcome.value for outcome in outcomes if outcome.value is not None):
         for error in result.failed:
             report.failed(error, host=result.host)
@@ -88,7 +89,7 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
             report.note(
                 f"optional, and not there: {warning.step or warning.message}", host=result.host, level="warning"
             )
-        failed = failed or bool(result.failed)
+        codes += [error.exit_code for error in result.failed]
         changes = changes or bool(result.would_change)
         if not result.failed:
             state = "would-change" if result.would_change else "changed" if result.changed else "ok"
@@ -97,7 +98,7 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
     if len(outcomes) > 1:
         columns = ["host", "", "changed", "would change", "as it should be", "what"]
         report.table("summary", columns, [_row(outcome, check=check) for outcome in outcomes])
-    return 1 if failed else WOULD_CHANGE if check and changes else 0
+    return worst(0, *codes) or (WOULD_CHANGE if check and changes else 0)
 
 
 def _row(outcome: Outcome[HostResult], *, check: bool) -> list[str]:

@@ -87,6 +87,23 @@ def test_an_unreachable_host_is_an_error_with_a_line_to_paste(words: list[str], 
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("task", ["status", "health", "provision", "jobs", "jobs.cancel", "audit", "diagnose"])
+def test_a_mistake_that_only_a_host_brings_to_light_is_a_mistake_and_a_failure_says_more(
+    task: str, unreachable: str
+) -> None:
+    """Its key file is not there: 2. Another host fails: 1."""
+    path = Path(unreachable)
+    text = path.read_text()
+    mistaken = re.sub(r"(?m)^(    port: 9)$", r"\1\n    key: nowhere/id", text)
+    path.write_text(mistaken)
+    done = invoke(task, "--inventory", unreachable)
+    assert (done.returncode, "nowhere/id is not there" in done.stdout + done.stderr) == (2, True), done
+    path.write_text(mistaken.replace("hosts:\n", "hosts:\n  other: {address: 127.0.0.1, port: 9}\n", 1))
+    done = invoke(task, "--inventory", unreachable)
+    said = done.stdout + done.stderr
+    assert (done.returncode, "nowhere/id" in said, "127.0.0.1 port 9" in said) == (1, True, True), said
+
+
 @pytest.mark.parametrize("task", ["jobs.follow", "jobs.result", "jobs.cancel"])
 def test_a_host_that_gave_no_answer_is_not_said_to_have_no_job(task: str, unreachable: str) -> None:
     done = invoke(task, "provision-1", "--inventory", unreachable)

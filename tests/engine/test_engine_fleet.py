@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import Bug, RunbookError, UsageError
 from runbooks.engine.fleet import Fleet, Interrupt, NotStarted, Outcome, Rollout
+from runbooks.engine.secret import Secret
 
 HOSTS = [f"h{number}" for number in range(8)]
 
@@ -99,18 +102,25 @@ def test_after_enough_failures_no_more_hosts_are_begun() -> None:
     assert "2 hosts failed before" in str(outcomes[3].error)
 
 
-def test_a_bug_on_one_host_is_raised_after_the_others_ended() -> None:
-    ended: list[str] = []
+def test_a_bug_that_one_host_brings_to_light_is_its_error_and_the_others_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def work(host: str) -> str:
         if host == "h0":
-            raise ZeroDivisionError
-        ended.append(host)
+            raise ZeroDivisionError(Secret("s3ntinel"))
         return host
 
-    with pytest.raises(ZeroDivisionError):
-        run(work)
-    assert sorted(ended) == HOSTS[1:]
+    first, *others = run(work)
+    assert [outcome.value for outcome in others] == HOSTS[1:]
+    assert isinstance(first.error, Bug)
+    assert (first.error.host, first.error.exit_code) == ("h0", 1)
+    assert "a bug in runbooks: ZeroDivisionError" in str(first.error)
+    (details,) = tmp_path.iterdir()
+    assert str(details) in str(first.error)
+    assert "ZeroDivisionError: ***" in details.read_text()
+    assert details.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
