@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 WHERE = {
     "inventory": "the inventory file (default: $RUNBOOKS_INVENTORY, or inventory.yaml beside tasks.py)",
     "hosts": "a host, a group, a wildcard, or !one to leave out; repeat it for more (default: all)",
-    "json": "one JSON event a line",
+    "json": "one JSON event a line; what each holds: runbooks/engine/report.py",
     "plain": "no live display, no colour",
 }
 RESULTS = home("results")

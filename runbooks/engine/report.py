@@ -7,14 +7,20 @@ An event has a kind, a host or none, a text, and data by kind. With `--json` eac
 | event    | data                                                                              |
 |----------|-----------------------------------------------------------------------------------|
 | heading  |                                                                                   |
-| note     | level: info, good, warning, error                                                 |
+| note     | level: info, good, warning, error; doctor: check; watch: seen, and of an error    |
+|          | its parts                                                                         |
 | progress | done, total (null: unknown), unit, detail; the same text again replaces the line  |
 | output   | a line of a log; chatter: of a step at work, news only while it is under way      |
 | stage    | state: ok, changed, would-change, failed, undecided; ok, changed: counts; seconds |
 | step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
 | table    | columns, rows                                                                     |
-| result   | the outcome of a host or a command: exit state and counts; state failed, of an    |
-|          | error: message, details (lines), step, next (a command), page; null: none         |
+| result   | the outcome of a host or a command: state (ok, changed, would-change, failed, or  |
+|          | a release's verdict) or level; state failed, of an error: message, details        |
+|          | (lines), step, next (a command), page; null: none. And by command:                |
+|          | provision: changed, unchanged, would_change; deploy: release, seconds, observed;  |
+|          | health: checks, page; gateways: workers; canary: verdict, findings, causes,       |
+|          | settings; diagnose: causes; jobs: rc (running, killed, restart or an exit code);  |
+|          | runbook: ran (its blocks), page (where it goes on)                                |
 """
 
 from __future__ import annotations
