@@ -50,7 +50,7 @@ from runbooks.bench.ceiling import Ceiling, gpu_named
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.summary import points_of
 from runbooks.bench.measured import Collectives, Unusable
-from runbooks.bench.validity import Limits, faults
+from runbooks.bench.validity import Limits, faults, without_sense
 from runbooks.bench.verdict import Verdict, judge
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.inventory.shape import ModelShape
@@ -134,6 +134,8 @@ def assess(folder: Path) -> BenchResult:
     for point in points_of((log.name, rawlog.decode(log.read_bytes())) for log in logs):
         point["hardware"] = hardware.within(samples, point["windows"])
         point["faults"] = faults(point, limits, ceiling)
+        if not run.get("about"):  # an experiment, and it says of what kind
+            point["faults"] += without_sense(point, run.get("canary"))
         point["valid"] = not point["faults"]
         point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
         points.append(point)

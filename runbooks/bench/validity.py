@@ -14,6 +14,7 @@ from runbooks.bench.loadgen.records import EVENTS
 DISAGREEMENT = 0.01  # client tokens against the server's own counter
 CACHED_SHARE = 0.05  # of prompt tokens
 TEMPLATE = 24  # tokens a prompt that may be cached all the same: the chat template and the prompts' first word
+RANDOM_SHARE = 0.1  # of the answers
 LENGTH_OFF = 0.02  # prompt tokens against those asked for
 IN_FLIGHT = 0.95  # of the concurrency, mean over the window
 QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
@@ -89,6 +90,29 @@ def _requests(point: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def cached_of(point: Mapping[str, Any]) -> float:
+    """Prompt tokens that came from the prefix cache: as usage says, or the server's own counter, whichever is more.
+
+    SGLang's usage tells them with --enable-cache-report alone, vLLM's with --enable-prompt-tokens-details.
+    """
+    return float(max(point["tokens"]["cached"], point["server"].get("cached_tokens") or 0))
+
+
+def without_sense(point: Mapping[str, Any], canary: Mapping[str, Any] | None) -> list[str]:
+    """What says that the numbers inside the model are broken: then the speed is none of a model's.
+
+    A sweep of random weights makes such text too: one that says what it is is not asked.
+    """
+    found: list[str] = []
+    garbled, sent = point["requests"]["random"], point["requests"]["sent"]
+    if garbled > RANDOM_SHARE * sent:
+        found.append(f"garbage: hardly a token comes twice in {garbled} of {sent} answers")
+    if canary and canary["verdict"] == "nan":
+        said = f": {canary['found'][0]}" if canary["found"] else ""
+        found.append(f"NaN, as the canary found after the sweep{said}")
+    return found
+
+
 def _inputs(point: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     tokens = point["tokens"]
@@ -97,9 +121,10 @@ def _inputs(point: Mapping[str, Any]) -> list[str]:
         told = point["requests"]["cut"] and (tokens["source"] != EVENTS or not point["requests"]["ok"])
         found.append(f"{cut if told else 'the server sent no usage'}: events are not tokens")
     sent = point["requests"]["sent"]
+    prompt, cached = tokens["prompt"] or point["input_len"] * sent, cached_of(point)
     meant = point.get("shared_len", 0) * sent  # a shared prefix is there to be cached
-    if tokens["cached"] - meant > max(CACHED_SHARE * tokens["prompt"], TEMPLATE * sent):
-        found.append(f"prefix cache: {tokens['cached'] / tokens['prompt']:.0%} of the prompt tokens were cached")
+    if cached - meant > max(CACHED_SHARE * prompt, TEMPLATE * sent):
+        found.append(f"prefix cache: {cached / prompt:.0%} of the prompt tokens were cached")
     off = tokens.get("prompt_off")
     if off is not None and off > max(4, LENGTH_OFF * point["input_len"]):
         low, high = tokens["prompt_min"], tokens["prompt_max"]

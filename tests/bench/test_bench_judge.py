@@ -11,7 +11,7 @@ from runbooks.bench import ceiling as roof
 from runbooks.bench.ceiling import GPUS, Ceiling, coverage, expert_parallel_bytes, gpu_named, tensor_parallel_bytes
 from runbooks.bench.fit import decompose
 from runbooks.bench.measured import Collectives, Timing, Unusable
-from runbooks.bench.validity import Limits, faults
+from runbooks.bench.validity import Limits, faults, without_sense
 from runbooks.bench.verdict import Verdict, judge
 from runbooks.inventory.shape import ModelShape
 
@@ -139,6 +139,10 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ),
     ({"tokens.cached": 20000}, Limits(), "prefix cache: 49% of the prompt tokens"),
     ({"tokens.cached": 30000, "shared_len": 768}, Limits(), None),
+    ({"tokens.cached": 0, "server.cached_tokens": 20000.0}, Limits(), "prefix cache: 49% of the prompt tokens"),
+    ({"tokens.cached": 0, "server.cached_tokens": 30000.0, "shared_len": 768}, Limits(), None),
+    ({"tokens.cached": 0, "server.cached_tokens": 400.0}, Limits(), None),  # the template, in each prompt
+    ({"tokens.cached": 0, "tokens.prompt": 0, "server.cached_tokens": 20000.0}, Limits(), "prefix cache: 49%"),
     (
         {"tokens.prompt_min": 900, "tokens.prompt_off": 124},
         Limits(),
@@ -192,6 +196,26 @@ def point_with(change: dict[str, Any]) -> dict[str, Any]:
 def test_validity(change: dict[str, Any], limits: Limits, reason: str | None) -> None:
     found = faults(point_with(change), limits, CEILING)
     assert (found == []) if reason is None else any(reason in fault for fault in found)
+
+
+BROKEN = {"verdict": "nan", "found": ["logits: all 5 logprobs are -11.9504: the model prefers no token"]}
+
+
+@pytest.mark.parametrize(
+    ("garbled", "canary", "reason"),
+    [
+        (0, None, None),
+        (4, None, None),  # one answer in ten may be a list
+        (5, None, "garbage: hardly a token comes twice in 5 of 40 answers"),
+        (0, {"verdict": "healthy", "found": []}, None),
+        (0, {"verdict": "degraded", "found": ["x"]}, None),  # it answers worse, and as fast as it was measured
+        (0, {"verdict": "nan", "found": []}, "NaN, as the canary found after the sweep"),
+        (0, BROKEN, "NaN, as the canary found after the sweep: logits: all 5 logprobs"),
+    ],
+)
+def test_broken_numbers_have_no_speed(garbled: int, canary: dict[str, Any] | None, reason: str | None) -> None:
+    found = without_sense(point_with({"requests.random": garbled}), canary)
+    assert (found == []) if reason is None else found[0].startswith(reason)
 
 
 def test_limits_by_the_names_of_each_version() -> None:

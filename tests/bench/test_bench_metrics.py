@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
@@ -115,11 +116,12 @@ def test_a_window_ends_when_the_rate_is_known_and_not_before() -> None:
     assert until(0.0, 0.0) == pytest.approx(60.0, abs=0.2)
 
 
-def stream(slot: int, first_ms: int, step_ms: float, tokens: int, **more: Any) -> Block:
+def stream(slot: int, first_ms: int, step_ms: float, tokens: int, lump: int = 1, **more: Any) -> Block:
+    """A token each `step_ms`; `lump` of them an event."""
     reads = [(round((first_ms - 1) * MS), HEAD)]
-    for i in range(1, tokens + 1):
+    for i in range(lump, tokens + 1, lump):
         usage = {"completion_tokens": i, "prompt_tokens": 10}
-        message = {"choices": [{"delta": {"content": f"w{i} "}, "finish_reason": None}], "usage": usage}
+        message = {"choices": [{"delta": {"content": f"w{i % 9} "}, "finish_reason": None}], "usage": usage}
         if i == tokens:
             message["choices"][0]["finish_reason"] = "length"  # type: ignore[index]
         data = b"data: " + json.dumps(message).encode() + b"\n\n"
@@ -144,10 +146,14 @@ def test_a_whole_point() -> None:
     streams = [stream(slot, at + 7 * slot, 10, 100) for slot in (0, 1) for at in (100, 1_130, 2_160)]
     told = point_of([(point, []), (worker, []), *streams])
     assert told["requests"] == {
-        "sent": 6, "ok": 6, "cut": 0, "failed": 0, "failures": {}, "texts": 1, "without_done": 0,
+        "sent": 6, "ok": 6, "cut": 0, "failed": 0, "failures": {}, "texts": 1, "random": 0, "without_done": 0,
     }  # fmt: skip
     assert told["step_ms"] == pytest.approx(10.0)
     assert told["decode_tok_s"] == pytest.approx(200.0)
+    assert told["user_tok_s"] == pytest.approx(100.0)
+    assert [told["itl_ms"][name] for name in ("n", "mean", "p50", "p99", "max")] == pytest.approx(
+        [2 * (10 + 99 + 83), 10.0, 10.0, 10.0, 10.0]  # pauses that end in the window, and never the wait for the first
+    )
     assert told["tok_s"] == pytest.approx(192.5, rel=0.02)  # 40 ms of each 1,030 belong to the next prefill
     assert told["ttft_ms"]["p50"] == pytest.approx(30.0)
     assert told["ttft_ms"]["n"] == 4
@@ -159,6 +165,34 @@ def test_a_whole_point() -> None:
         "switches": 1, "first_in_line": False,
     }  # fmt: skip
     assert sum(told["timeline"]["tok_s"]) * told["timeline"]["bin_s"] == pytest.approx(600, abs=2)
+
+
+def test_a_pause_is_not_the_time_of_a_token() -> None:
+    """Five tokens an event: the reader waits for five steps (ITL), and a token took one (TPOT, step)."""
+    blocks = one_pass(0, 1, 10)
+    (told,) = points_of([("00-c1.bin", [*blocks[:-1], stream(0, 100, 10, 300, lump=5)])])
+    assert told["itl_ms"]["p50"] == pytest.approx(50.0)
+    assert told["step_ms"] == pytest.approx(10.0)
+    assert told["tok_s"] == pytest.approx(100.0, rel=0.01)
+    (ended,) = points_of([("00-c1.bin", [*blocks[:-1], stream(0, 100, 10, 150, lump=5)])])
+    assert ended["tpot_ms"]["p50"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cached"),
+    [
+        ({"at": 0, "running": 0.0}, {"at": 9, "cached_tokens": 70.0}, 70.0),  # SGLang names it from the first hit on
+        ({"at": 0, "cached_tokens": 30.0}, {"at": 9, "cached_tokens": 70.0}, 40.0),
+        ({"at": 0, "running": 0.0}, {"at": 9, "running": 0.0}, None),
+        (None, {"at": 9, "cached_tokens": 70.0}, None),  # it did not answer: nobody knows since when
+    ],
+)
+def test_what_the_cache_gave_by_the_servers_own_counter(
+    before: dict[str, float] | None, after: dict[str, float], cached: float | None
+) -> None:
+    counters = {"before": before, "after": after, "window_begin": None, "window_end": None}
+    (told,) = points_of([("00-c1.bin", one_pass(0, 1, 10, counters=counters))])
+    assert told["server"].get("cached_tokens") == cached
 
 
 def test_slots_end_in_groups_that_are_never_too_close() -> None:
@@ -267,6 +301,10 @@ def test_prompts_are_of_exactly_the_length_asked_for(target: int, template: int,
     assert prompts.exact
     made = {prompts.new(rng, target) for _ in range(20)}
     assert len(made) == 20 or target < 30
+    for prompt in made if target > 100 else ():  # of many words: one word repeated is one expert asked again
+        kinds = Counter(prompt.split())
+        assert len(kinds) > 20
+        assert kinds.most_common(1)[0][1] < 0.1 * target
     if target > template + 10:
         for length in (target, target // 2 + 10, 3 * target + 1):
             assert count(prompts.new(rng, length)) == length

@@ -13,7 +13,7 @@ import pytest
 
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.alike import alike
-from runbooks.bench.loadgen.records import CONTINUOUS, EVENTS, FINAL, Request, garbage, request_of
+from runbooks.bench.loadgen.records import CONTINUOUS, EVENTS, FINAL, Request, garbage, is_random, request_of
 from runbooks.bench.loadgen.server import Server, parse_metrics
 from runbooks.bench.loadgen.wire import Shape, Target, cut, head_of, post
 
@@ -167,6 +167,22 @@ def test_garbage() -> None:
     assert garbage(" " * 64, [" "] * 64, 0) is None
 
 
+def test_tokens_that_never_come_twice_are_no_language() -> None:
+    """Equal chances of every token, which is what NaN becomes in some engines; beside it what people write."""
+    draw = random.Random(4)
+    for vocabulary, length in ((154_880, 100), (154_880, 512), (154_880, 40_000), (32_000, 512), (32_000, 8_000)):
+        drawn = [f"{draw.randrange(vocabulary):05x}" for _ in range(length)]
+        assert is_random(drawn, length), (vocabulary, length)
+    assert not is_random(drawn[:99], 99)  # too short to tell
+    assert not is_random(drawn[:200], 600)  # three tokens an event seldom come twice in any text
+    assert parsed(sse(*(delta(one) for one in drawn[:120])), asked=120).is_random
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "runbooks" / "oncall").glob("*.md"))):
+        pieces = re.findall(r" ?\w+|\s|[^\w\s]", page.read_text())
+        for at in range(0, len(pieces) - 100, 50):
+            assert not is_random(pieces[at : at + 100], 100), (page.name, at)
+
+
 def test_heads() -> None:
     assert head_of(b"HTTP/1.1 200 OK\r\nTransfer-Enc") is None
     with pytest.raises(ValueError, match="not an HTTP answer"):
@@ -188,6 +204,7 @@ def test_target_and_request() -> None:
     assert b"Authorization: Bearer k" in head
     assert json.loads(body)["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert json.loads(body)["ignore_eos"] is True
+    assert json.loads(body)["stream"] is True
 
 
 def test_counters_are_summed_over_labels() -> None:
@@ -197,6 +214,9 @@ def test_counters_are_summed_over_labels() -> None:
         'sglang:realtime_tokens_total{mode="prefill_compute"} 9.0\nsglang:realtime_tokens_total{mode="decode"} 129.0\n'
     )
     assert parse_metrics(text) == {"generation_tokens": 135.0, "decode_tokens": 129.0}
+    hits = 'cached_tokens_total{cache_source="device"} 5.0\nsglang:cached_tokens_total{cache_source="host"} 2.0\n'
+    assert parse_metrics(f"sglang:{hits}vllm:num_requests_waiting 3\n") == {"cached_tokens": 7.0, "queued": 3.0}
+    assert parse_metrics('vllm:prefix_cache_hits_total{engine="0"} 96.0\n') == {"cached_tokens": 96.0}
     assert Server(Target("127.0.0.1", 1, False, ""), None).counters() is None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from .alike import Alike, alike
 from .wire import Event, cut
 
+ENOUGH, LONG = 100, 1_000  # pieces of an answer that are held against each other
 CONTINUOUS, FINAL, EVENTS = "usage of each chunk", "final usage, spread over the text", "events (no usage sent)"
 
 
@@ -41,6 +42,7 @@ class Request:
     cached_tokens: int = 0
     digest: str = ""  # first 16 hex digits of the SHA-256 of the text
     garbage: str | None = None
+    is_random: bool = False  # no failure of one answer: what it says of a point is said in validity.py
     events: int = 0
 
     @property
@@ -152,6 +154,7 @@ def _read_events(request: Request, events: Sequence[Event], times: Sequence[int]
     text = "".join(pieces)
     request.digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
     request.garbage = garbage(text, pieces, final or 0)
+    request.is_random = is_random(pieces, final or 0)
     request.source, request.arrivals = _arrivals(counted, weights, final)
     request.tokens = request.arrivals[-1][1] if request.arrivals else 0
 
@@ -260,3 +263,13 @@ def garbage(text: str, pieces: Sequence[str], tokens: int) -> str | None:
         if count > len(pieces) * 2 / 3 and piece.strip():
             return f"one token is most of the text: {piece.strip()[:20]!r}"
     return None
+
+
+def is_random(pieces: Sequence[str], tokens: int) -> bool:
+    """Whether hardly a token comes twice: NaN that an engine turned into equal chances reads like this (sglang #33187).
+
+    Of a hundred tokens of any language about a third came before; of a hundred drawn from a vocabulary of 32,000 none
+    or one. Told only of answers long enough, and where an event is a token: three tokens together seldom come twice.
+    """
+    some = pieces[:LONG]
+    return len(some) >= ENOUGH and tokens <= 1.3 * len(pieces) and len(set(some)) > 0.95 * len(some)

@@ -19,7 +19,7 @@ COUNTERS = {
     "generation_tokens": (("sglang:generation_tokens_total", ""), ("vllm:generation_tokens_total", "")),
     "decode_tokens": (("sglang:realtime_tokens_total", 'mode="decode"'),),
     "prompt_tokens": (("sglang:prompt_tokens_total", ""), ("vllm:prompt_tokens_total", "")),
-    "cached_tokens": (("sglang:cached_tokens_total", ""),),
+    "cached_tokens": (("sglang:cached_tokens_total", ""), ("vllm:prefix_cache_hits_total", "")),
     "running": (("sglang:num_running_reqs", ""), ("vllm:num_requests_running", "")),
     "queued": (("sglang:num_queue_reqs", ""), ("vllm:num_requests_waiting", "")),
     "cuda_graph": (("sglang:is_cuda_graph", ""),),

@@ -207,6 +207,7 @@ def _counted(requests: Sequence[Request]) -> dict[str, Any]:
         "failed": sum(failures.values()),
         "failures": dict(failures.most_common()),
         "texts": len({request.digest for request in requests if request.tokens}),
+        "random": sum(request.is_random for request in requests),
         "without_done": sum(1 for r in requests if r.finish_reason and not r.done and not r.is_cut),
     }
 
@@ -285,8 +286,8 @@ def _one_agreement(log: Log) -> dict[str, Any]:
         result["window"] = _compare("realtime_tokens_total decode, window", theirs, ours)
     # At one moment a few may just have been sent; what stands there at both ends of the window is a queue.
     result["queued"] = min(begin["queued"], end["queued"]) if _both(begin, end, "queued") else None
-    if _both(before, after, "cached_tokens"):
-        result["cached_tokens"] = after["cached_tokens"] - before["cached_tokens"]
+    if before and after and "cached_tokens" in after:  # SGLang publishes it from the first hit on: before that it is 0
+        result["cached_tokens"] = after["cached_tokens"] - before.get("cached_tokens", 0.0)
     return result
 
 
