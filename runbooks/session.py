@@ -24,7 +24,7 @@ from runbooks.inventory.shape import Login
 from runbooks.paths import expand, home
 
 DEFAULT_INVENTORY = "inventory.yaml"
-STAGGER = 0.05  # seconds between two connects through one jump host: its sshd drops some of a burst (MaxStartups)
+JUMP_LOGINS = 6  # at once, at jump hosts: an sshd drops some of a burst (MaxStartups 10:30:100), and is not ours alone
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class Session:
     interrupt: Interrupt = field(default_factory=Interrupt)
     _begun: dict[str, Connection] = field(default_factory=dict)
     _asking: threading.Lock = field(default_factory=threading.Lock)
+    _turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(JUMP_LOGINS))
     _passwords: dict[str, Secret] = field(default_factory=dict)
     _secrets: dict[object, Secret] = field(default_factory=dict)
     _keyless: bool = False  # and said so
@@ -134,7 +135,8 @@ class Session:
                 known_hosts=folder / expand(self.loaded.inventory.known_hosts),
                 proxy_jump=host.proxy_jump,
                 sudo_password=self._sudo_password(host) if host.sudo == "password" else None,
-            )
+            ),
+            turns=self._turns,
         )
 
     def _sudo_password(self, host: Login) -> Secret | None:
@@ -172,14 +174,12 @@ class Session:
             with self.connect(name) as connection:
                 return work(connection)
 
-        jumps = any(self.loaded.inventory.hosts[name].proxy_jump for name in self.hosts)
         fleet = Fleet(
             work=one,
             rollout=self.rollout if parallel else replace(self.rollout, parallel=1),
             failed=failed,
             interrupt=self.interrupt,
             on_interrupt=self._tell_interrupt,
-            stagger=STAGGER if jumps else 0.0,
         )
         with self.interrupt.listening() if gently else nullcontext():
             return fleet.run(self.hosts)

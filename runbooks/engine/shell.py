@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from runbooks.engine.secret import Secret
 if TYPE_CHECKING:
     import paramiko
 
+EXEC_TIMEOUT = 10.0  # seconds, for the word that a command begins
 START_TIMEOUT = 20.0  # seconds until the first shell answers, a sudo prompt included
 GRACE = 3.0  # seconds that the far side gets to end a script that ran into its deadline, before we give it up
 SLOWEST = 16 * 1024  # bytes a second: what is sent over such a link gets its time on top of the deadline
@@ -108,10 +110,10 @@ class Shell:
         begin = f"printf '%s begin\\n' {shell._token}; exec sh"
         clean = f"env -i {ENVIRONMENT}"
         if user == "root":
-            channel.exec_command(f'exec {clean} sh -c "{begin}"')
+            _begin(channel, f'exec {clean} sh -c "{begin}"')
         else:
             how = f"-S -p {shell._prompt}" if password else "-n"
-            channel.exec_command(f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
+            _begin(channel, f'exec sudo {how} -H -- {clean} sh -c "{begin}"')
         if shell._password is not None:
             shell._become_root()
         shell._send(_READY.format(token=shell._token, no_room=_NO_ROOM))
@@ -252,6 +254,17 @@ class Shell:
         """Keep the last of stderr, which only the start reads: a full window there would block the shell."""
         while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(64 * 1024)):
             self._errors = (self._errors + data)[-4096:]
+
+
+def _begin(channel: paramiko.Channel, command: str) -> None:
+    """Paramiko waits without an end for the word that it begins: over a link that went deaf, for ever."""
+    late = threading.Timer(EXEC_TIMEOUT, channel.close)
+    late.daemon = True
+    late.start()
+    try:
+        channel.exec_command(command)
+    finally:
+        late.cancel()
 
 
 def request(script: str, token: str, *, deadline: float, stdin: bytes) -> str:

@@ -16,6 +16,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from runbooks.engine.errors import (
     HostKeyChanged,
     HostKeyUnknown,
     NotWritten,
+    RunbookError,
     Unreachable,
     UsageError,
     page_of,
@@ -71,8 +73,10 @@ class Target:
 class Connection:
     """A host that answers. Made lazily; one thread at a time. Counts what it costs."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, turns: AbstractContextManager[object] | None = None) -> None:
+        """`turns` is held while a jump host is logged in to: where many hosts stand behind it, some have to wait."""
         self.target = target
+        self._turns = turns or contextlib.nullcontext()
         self.name = target.name
         self.connects = 0
         self.execs = 0
@@ -114,16 +118,19 @@ class Connection:
         Children read `stdin`, or /dev/null. Raises NoAnswer when the deadline (seconds) passes, Unreachable when the
         link is gone; either way the shell is dropped, and the next `ask` opens a new one.
         """
+        import paramiko
+
         shell = self._open_shell()
         self.exchanges += 1
         try:
             return shell.ask(script, deadline=deadline, stdin=stdin)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, paramiko.SSHException) as error:
             self._drop_shell()
             raise self._unreachable(f"the connection was lost ({error or type(error).__name__})") from None
-        except BaseException:
+        except BaseException as error:
             # NoAnswer, or Ctrl-C in the middle of a reply: what still comes belongs to no question of ours.
             self._drop_shell()
+            self._add_next(error)
             raise
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644, owner: str = "") -> None:
@@ -164,9 +171,7 @@ class Connection:
     def close(self) -> None:
         self._drop_shell()
         if self._fabric is not None:
-            with contextlib.suppress(Exception):
-                self._fabric.close()
-                getattr(self._fabric.gateway, "close", bool)()
+            _hang_up(self._fabric)
             self._fabric = None
 
     def reconnect(self) -> None:
@@ -174,14 +179,20 @@ class Connection:
         self.close()
 
     def _open_shell(self) -> Shell:
+        import paramiko
+
         self._await_login()
         if self._shell is None:
             channel = self._channel()
             self.execs += 1
             try:
                 self._shell = Shell.start(channel, self.target.user, self.target.sudo_password, host=self.name)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                self.close()
                 raise self._unreachable(f"no shell ({error or type(error).__name__})") from None
+            except RunbookError as error:
+                self._add_next(error)
+                raise
         return self._shell
 
     def _drop_shell(self) -> None:
@@ -234,19 +245,14 @@ class Connection:
         began = time.monotonic()
         try:
             self._mend(connection)
+            if _is_machine(connection.gateway):
+                with self._turns:
+                    connection.gateway.open()
             connection.open()
-        except paramiko.BadHostKeyException as error:
-            raise self._key_changed(error.hostname, error.key) from None
-        except paramiko.AuthenticationException:
-            raise self._refused() from None
-        except (EOFError, ConnectionResetError) as error:
-            raise self._dropped(error) from None
-        except paramiko.SSHException as error:
-            if "banner" in str(error) and time.monotonic() - began < CONNECT_TIMEOUT:
-                raise self._dropped(error) from None
-            raise self._no_connection(error) from None
-        except OSError as error:
-            raise self._no_connection(error) from None
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            met = self._explained(error, connection, time.monotonic() - began)
+            _hang_up(connection)
+            raise met from None
         self.connects += 1
         connection.transport.set_keepalive(KEEPALIVE)
         return connection
@@ -254,7 +260,7 @@ class Connection:
     def _mend(self, connection: Any) -> None:
         """Host keys, time-outs, the key and TCP_NODELAY, for the host and each jump host before it."""
         login: dict[str, Any] = {**connection.connect_kwargs}  # ssh_config may have named a key
-        login |= {"banner_timeout": CONNECT_TIMEOUT, "auth_timeout": CONNECT_TIMEOUT}
+        login |= dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT)
         if self.target.key is not None:
             if not os.access(self.target.key, os.R_OK):
                 raise UsageError(
@@ -269,7 +275,7 @@ class Connection:
         connection.connect_timeout, connection.connect_kwargs = int(CONNECT_TIMEOUT), login
         port = connection.port
         self._check_host_keys(connection.client, connection.host if port == 22 else f"[{connection.host}]:{port}")
-        if hasattr(connection.gateway, "client"):  # else a ProxyCommand
+        if _is_machine(connection.gateway):
             self._mend(connection.gateway)
 
     def _check_host_keys(self, client: paramiko.SSHClient, name: str) -> None:
@@ -292,39 +298,59 @@ class Connection:
             with contextlib.suppress(Exception):  # a damaged line there is theirs to mend, and the host is unknown then
                 client.load_system_host_keys()
 
+    def _add_next(self, error: BaseException) -> None:
+        """An error of this host has a line to copy and paste, where nothing better is known."""
+        if isinstance(error, RunbookError) and error.next is None:
+            error.next = self.target.ssh
+
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(what, host=self.name, next=self.target.ssh, page="host-unreachable")
 
-    def _no_connection(self, error: Exception) -> Unreachable:
-        where = f"{self.target.address} port {self.target.port}"
-        if "not found in known_hosts" in str(error):
-            scan = f"ssh-keyscan -p {self.target.port} {self.target.address} | tee -a {self.target.known_hosts}"
-            return HostKeyUnknown(
-                f"the host key of {self.target.address} is not known, so it is not trusted",
-                host=self.name,
-                details=[
-                    f"looked in {self.target.known_hosts} and ~/.ssh/known_hosts",
-                    "compare the fingerprint with the one its console shows for",
-                    "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
-                ],
-                next=scan,
-            )
-        if "banner" in str(error) or "No existing session" in str(error):  # Paramiko's words for a handshake cut short
+    def _explained(self, error: Exception, connection: Any, seconds: float) -> Unreachable:
+        """In words, and of the machine that it was: the host, or one on the way to it."""
+        import paramiko
+
+        machine = connection
+        while _is_machine(machine.gateway) and not machine.gateway.is_connected:
+            machine = machine.gateway
+        where = f"{'' if machine is connection else 'the jump host '}{machine.host} port {machine.port}"
+        text = str(error)
+        if isinstance(error, paramiko.BadHostKeyException):
+            return self._key_changed(error.hostname, error.key)
+        if isinstance(error, paramiko.AuthenticationException):
+            with_key = f" with the key {self.target.key}" if self.target.key else ""
+            return self._unreachable(f"{where.partition(' port ')[0]} refused the login of {machine.user}{with_key}")
+        if isinstance(error, (EOFError, ConnectionResetError)) or ("banner" in text and seconds < CONNECT_TIMEOUT):
+            return self._dropped(where, error)
+        if "not found in known_hosts" in text:
+            return self._unknown(machine.host, machine.port)
+        if "banner" in text or "No existing session" in text:  # Paramiko's words for a handshake cut short
             return self._unreachable(f"{where}: it is there, and does not greet within {CONNECT_TIMEOUT:.0f} s")
+        if isinstance(error, paramiko.ChannelException) or "opening channel" in text:  # only a jump host opens one here
+            reason = "no answer" if "Timeout" in text else text
+            return self._unreachable(f"{where}: the jump host {machine.gateway.host} cannot reach it ({reason})")
         return self._unreachable(f"{where}: {_reason(error)}")
 
-    def _dropped(self, error: Exception) -> Dropped:
+    def _unknown(self, address: str, port: int) -> HostKeyUnknown:
+        return HostKeyUnknown(
+            f"the host key of {address} is not known, so it is not trusted",
+            host=self.name,
+            details=[
+                f"looked in {self.target.known_hosts} and ~/.ssh/known_hosts",
+                "compare the fingerprint with the one its console shows for",
+                "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+            ],
+            next=f"ssh-keyscan -p {port} {address} | tee -a {self.target.known_hosts}",
+        )
+
+    def _dropped(self, where: str, error: Exception) -> Dropped:
         return Dropped(
-            f"{self.target.address}: its sshd dropped the connection before it greeted ({_reason(error)})",
+            f"{where}: its sshd dropped the connection before it greeted ({_reason(error)})",
             host=self.name,
             details=["too many logins at once (MaxStartups), or an address that it blocks"],
             next=self.target.ssh,
             page="host-unreachable",
         )
-
-    def _refused(self) -> Unreachable:
-        with_key = f" with the key {self.target.key}" if self.target.key else ""
-        return self._unreachable(f"{self.target.address} refused the login of {self.target.user}{with_key}")
 
     def _key_changed(self, name: str, shown: paramiko.PKey) -> HostKeyChanged:
         return HostKeyChanged(
@@ -338,6 +364,19 @@ class Connection:
             next=f"ssh-keygen -f {self.target.known_hosts} -R '{name}'   (only if you know why it changed)",
             page="host-unreachable",
         )
+
+
+def _is_machine(gateway: Any) -> bool:
+    """A jump host that we log in to ourselves; not none, and no ProxyCommand."""
+    return hasattr(gateway, "client")
+
+
+def _hang_up(connection: Any) -> None:
+    """The host, and all on the way to it. Fabric itself leaves open what it has not logged in to."""
+    while _is_machine(connection):
+        with contextlib.suppress(Exception):
+            connection.client.close()
+        connection = connection.gateway
 
 
 def _open_socket(host: str, port: int) -> socket.socket:

@@ -7,15 +7,17 @@ import errno
 import os
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import paramiko
 import pytest
 
-from runbooks.engine import transport
+from runbooks.engine import shell, transport
 from runbooks.engine.errors import NoAnswer, Unreachable, UsageError
 from runbooks.engine.shell import request
 from runbooks.engine.transport import Connection, Target
+from tests.engine.conftest import LocalChannel
 
 
 def test_an_answer_is_exact(local: Connection) -> None:
@@ -127,3 +129,28 @@ def test_a_send_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with taken, sock, pytest.raises(OSError, match="timed out") as ended:
             sock.sendall(bytes(64 * 1024 * 1024))
         assert ended.value.errno == errno.ETIMEDOUT
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_a_host_that_never_says_that_a_command_begins_or_refuses_it(
+    local: Connection, monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
+    """Paramiko waits for that word without an end, until the channel is closed; and a refusal closes it."""
+
+    class Mute(LocalChannel):
+        def __init__(self) -> None:
+            super().__init__()
+            self._shut = threading.Event()
+
+        def exec_command(self, command: str) -> None:
+            assert not deaf or self._shut.wait(20), "nobody closed it"
+            raise paramiko.SSHException("Channel closed.")
+
+        def close(self) -> None:
+            self._shut.set()
+
+    monkeypatch.setattr(shell, "EXEC_TIMEOUT", 0.3)
+    monkeypatch.setattr(local, "_channel", Mute)
+    with pytest.raises(Unreachable, match=r"no shell \(Channel closed") as met:
+        local.ask(":")
+    assert met.value.next == local.target.ssh

@@ -25,14 +25,14 @@ class BadLink:
     """A port of 127.0.0.1 that leads to `to`. Its weather may change while it is used.
 
     `loss`: the share of packets that come a retransmission later. `late`: the most seconds that any takes. `rate`:
-    bytes a second. `deaf`: nothing comes back. `cut_after`: bytes to the host after which connections are reset.
+    bytes a second. `deaf_after`: bytes from the host after which nothing more comes back. `cut_after`: bytes to the
+    host after which connections are reset. `sent` and `back`: bytes that went to the host, and came from it.
     """
 
     def __init__(self, to: tuple[str, int]) -> None:
         self.loss = self.late = 0.0
-        self.rate, self.cut_after = float("inf"), float("inf")
-        self.deaf = False
-        self.sent = self.delayed = 0
+        self.rate, self.cut_after, self.deaf_after = float("inf"), float("inf"), float("inf")
+        self.sent = self.back = self.delayed = 0
         self._to = to
         self._luck = random.Random(0)
         self._stalled_until = 0.0
@@ -89,8 +89,9 @@ class BadLink:
                             far.sendall(data)
                             self.sent += len(data)
                             self._generation += self.sent > self.cut_after
-                        elif not self.deaf:
+                        elif self.back + len(data) <= self.deaf_after:
                             near.sendall(data)
+                            self.back += len(data)
                     except OSError:
                         return
             if generation != self._generation:
@@ -106,10 +107,10 @@ class BadLink:
 
 
 @contextmanager
-def bad_link(world: World) -> Iterator[tuple[BadLink, dict[str, Any]]]:
+def bad_link(world: World, *, name: str = "bad-link") -> Iterator[tuple[BadLink, dict[str, Any]]]:
     """A link to the guest, and what a target needs to go over it."""
     link = BadLink((world.guest.address, 22))
-    known = world.guest.place / "bad-link"
+    known = world.guest.place / name
     pinned = world.target.known_hosts.read_text()
     known.write_text(pinned.replace(f"{world.guest.address} ", f"[127.0.0.1]:{link.port} "))
     try:
