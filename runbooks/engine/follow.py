@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from runbooks import paths
 from runbooks.engine import going
-from runbooks.engine.errors import NoAnswer, StepFailed, Unreachable
-from runbooks.engine.report import Reporter
+from runbooks.engine.errors import HostKeyChanged, HostKeyUnknown, NoAnswer, StepFailed, Unreachable
+from runbooks.engine.report import Level, Reporter, span
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
@@ -116,8 +116,10 @@ def follow(
         if not line.startswith(MARK):
             report.output(line, host=connection.name)
 
-    say = on_line or output
-    follower = _Follower(connection, folder, say, stopping)
+    def tell(text: str, level: Level) -> None:
+        report.note(text, host=connection.name, level=level)
+
+    follower = _Follower(connection, folder, on_line or output, stopping, tell)
     with going.followed(connection.name, label, again=again):
         rc = follower.follow()
     return JobResult(rc, tuple(follower.tail), time.monotonic() - began, folder)
@@ -159,12 +161,18 @@ class _Follower:
     """Reads a job's log from an offset until the job ended; survives a lost link."""
 
     def __init__(
-        self, connection: Connection, folder: str, on_line: Callable[[str], None], stopping: Callable[[], object]
+        self,
+        connection: Connection,
+        folder: str,
+        on_line: Callable[[str], None],
+        stopping: Callable[[], object],
+        tell: Callable[[str, Level], None],
     ) -> None:
         self._connection = connection
         self._folder = folder
         self._on_line = on_line
         self._stopping = stopping
+        self._tell = tell
         self._told_to_stop = False
         self._offset = 0
         self._rest = b""
@@ -226,8 +234,16 @@ class _Follower:
         lost, wait = 0.0, 0.5
         while True:
             try:
-                return self._connection.ask(poll, deadline=10).raw
-            except (Unreachable, NoAnswer):
+                answer = self._connection.ask(poll, deadline=10).raw
+                if lost:
+                    self._tell(f"the link is back after {span(time.monotonic() - lost)}", "info")
+                return answer
+            except (HostKeyChanged, HostKeyUnknown):
+                raise  # it is somebody else: no waiting mends that
+            except (Unreachable, NoAnswer) as error:
+                if not lost:
+                    goes_on = f"the job goes on there (invoke jobs); trying again for {span(PATIENCE)}"
+                    self._tell(f"{error.message}: {goes_on}", "warning")
                 lost = lost or time.monotonic()
                 if time.monotonic() - lost > PATIENCE:
                     raise

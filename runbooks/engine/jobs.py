@@ -55,11 +55,14 @@ end_all() {{
     sleep 0.3
   done
 }}
+bound() {{
+  [ "$(stat -c %s log)" -le {log_limit} ] || {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
+}}
 now() {{ read -r up rest </proc/uptime; echo "${{up%.*}}"; }}
 ( trap 'kill "$nap" 2>/dev/null; wait "$nap"; exit' TERM
   while sleep 1 & nap=$!; wait "$nap" && kill -0 $$ 2>/dev/null; do
     {refresh}
-    [ "$(stat -c %s log)" -le {log_limit} ] || {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
+    bound
   done ) 9>&- & guard=$!
 began=$(now) cancelled=
 trap 'cancelled=yes' TERM
@@ -70,6 +73,7 @@ elif [ $(( $(now) - began )) -ge {limit:.0f} ] && {{ [ "$rc" -eq 124 ] || [ "$rc
   echo "{limit:.0f} s are over: the job was ended" >>log; end_all; rc=124
 fi
 kill "$guard" 2>/dev/null; wait "$guard"  # and its sleep: systemd would log what a unit leaves behind
+bound
 rm -rf script uploads
 echo "$rc" 1<>rc.new && mv rc.new rc  # into the room that was kept for it: the disk may be full by now
 """
@@ -78,7 +82,7 @@ _START = """\
 umask 077
 mkdir -p {jobs} && cd {jobs} || exit 1
 ls -1dt -- */ 2>/dev/null | tail -n +{kept} | while read -r old; do
-  [ ! -e "$old/rc" ] || rm -rf -- "./$old"
+  if [ -e "$old/rc" ] || {{ [ -e "$old/lock" ] && flock -n "$old/lock" true; }}; then rm -rf -- "./$old"; fi
 done
 if [ -e {name}/lock ]; then  # held to our end; who only looks holds it for a moment
   exec 9>>{name}/lock; flock -w 0.5 9 || {{ echo attached; exit 0; }}

@@ -139,7 +139,7 @@ def test_a_pin_beside_the_inventory_stands_above_the_persons_own(
 
 def test_our_marks_and_a_power_cuts_zeros_are_not_in_a_tail() -> None:
     lines: list[str] = []
-    follower = _Follower(Connection.__new__(Connection), "/x", lines.append, lambda: False)
+    follower = _Follower(Connection.__new__(Connection), "/x", lines.append, lambda: False, lambda _text, _level: None)
     follower._take(f"{MARK} begin 0\nat work\n\0\0\0\n".encode())
     assert follower.tail == ["at work", ""]
     assert lines[0] == f"{MARK} begin 0"

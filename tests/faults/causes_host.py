@@ -6,6 +6,7 @@ import dataclasses
 import threading
 
 from runbooks import paths
+from runbooks.engine.jobs import LOG_LIMIT
 from runbooks.engine.step import Step
 from runbooks.steps.build import Command
 from runbooks.steps.packages import Packages
@@ -213,12 +214,26 @@ def supervisor_killed(world: World) -> Ran:
     )
 
 
+AT_WORK = "pgrep -fa '[s]h -e ./script|^sleep 0[.]5'; true"
+
+
+def _nothing_is_at_work(world: World, ran: Ran) -> Ran:
+    assert world.sh(AT_WORK) == "", "a process of the job is left"
+    return ran
+
+
 def job_cancelled(world: World) -> Ran:
-    return _in_the_job(world, "kill -TERM $(cat /var/lib/runbooks/jobs/middle-*/pid)")
+    def cancel() -> None:
+        assert "script" in world.sh(AT_WORK)
+        world.sh("kill -TERM $(cat /var/lib/runbooks/jobs/middle-*/pid)")
+
+    return _nothing_is_at_work(world, world.run([slow(4)], when={"at work 2": cancel}))
 
 
 def over_its_limit(world: World) -> Ran:
-    return world.run([dataclasses.replace(slow(20), limit=1)])
+    ran = world.run([dataclasses.replace(slow(20), limit=2)], when={"at work 2": lambda: world.sh(AT_WORK)})
+    assert "at work 2" in ran.text
+    return _nothing_is_at_work(world, ran)
 
 
 def job_folder_removed(world: World) -> Ran:
@@ -261,4 +276,6 @@ def loud_step(world: World) -> Ran:
         script=f"yes \"$(printf 'caf\\351 %80s' x)\" | head -c 300000000; : >{ROOT}/loud",
         creates=f"{ROOT}/loud",
     )
-    return world.run([loud])
+    ran = world.run([loud])
+    assert int(world.sh(f"stat -c %s {paths.JOBS}/middle-*/log")) <= LOG_LIMIT, "its log is not bounded"
+    return ran
