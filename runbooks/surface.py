@@ -15,10 +15,11 @@ import gc
 import inspect
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from invoke.collection import Collection
@@ -127,6 +128,16 @@ def _quiet_ends(kind: type[BaseException], error: BaseException, trace: Tracebac
 sys.excepthook = _quiet_ends
 
 
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """Ctrl-C before a command begins, of which Invoke itself says nothing, and ends with 1."""
+    os.write(2, b"interrupted; nothing was touched\n")
+    os._exit(INTERRUPTED)
+
+
+if "invoke" in Path(sys.argv[0]).parts[-2:] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)
+
+
 def accept_words(namespace: Collection) -> None:
     """Let the bare words of `command(word=...)` through; called once, when the tasks are loaded.
 
@@ -181,6 +192,8 @@ def _guarded(
     interrupted: Callable[[], str] = going.interrupted,
 ) -> int:
     _mend_streams()
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if context.config.run.dry:
             _mean_check(body, kwargs)

@@ -60,3 +60,30 @@ def test_a_command_ends_with_what_is_true_of_it(options: str, job: bool, said: s
     script = LEAVES.format(options=options, job=job)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr, ended.stdout) == (130, f"{said}\n", "")
+
+
+EARLY = """
+import os, signal, sys
+sys.argv = [{name!r}]
+import runbooks.surface
+from invoke import Context
+{begins}
+os.kill(os.getpid(), signal.SIGINT)
+"""
+BEGINS = "runbooks.surface.command()(lambda context: os.kill(os.getpid(), signal.SIGINT))(Context())"
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "said"),
+    [("/x/bin/invoke", "", "interrupted; nothing was touched"), ("/x/bin/invoke", BEGINS, NONE)],
+)
+def test_before_a_command_begins_nothing_was_touched(name: str, begins: str, said: str) -> None:
+    script = EARLY.format(name=name, begins=begins)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, f"{said}\n", "")
+
+
+def test_programs_that_are_not_invoke_keep_their_own() -> None:
+    script = EARLY.format(name="/x/bin/pytest", begins="")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == -2
