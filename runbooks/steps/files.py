@@ -119,17 +119,18 @@ def render(template: str, values: Mapping[str, object], *, folder: Path = TEMPLA
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"template {error.name or template}, line {error.lineno}: {error.message}") from None
     except jinja2.UndefinedError as error:
-        raise UsageError(f"template {template}, line {_template_line(error, folder)}: {error.message}") from None
+        raise UsageError(f"template {_template_place(error, template, folder)}: {error.message}") from None
 
 
-def _template_line(error: jinja2.UndefinedError, folder: Path) -> int:
-    """Jinja rewrites tracebacks so that frames of a template carry its file name and line."""
-    line, frame = 0, error.__traceback__
+def _template_place(error: jinja2.UndefinedError, template: str, folder: Path) -> str:
+    """Jinja rewrites tracebacks so that frames of a template, an included one too, carry its file name and line."""
+    place, frame = f"{template}, line 0", error.__traceback__
     while frame is not None:
-        if frame.tb_frame.f_code.co_filename.startswith(str(folder)):
-            line = frame.tb_lineno
+        file = Path(frame.tb_frame.f_code.co_filename)
+        if file.is_relative_to(folder):
+            place = f"{file.relative_to(folder)}, line {frame.tb_lineno}"
         frame = frame.tb_next
-    return line
+    return place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,6 +266,9 @@ def test_templates_tell_their_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"line 5: 'typo' is undefined"):
         render("a.j2", {"x": False}, folder=tmp_path)
     assert render("a.j2", {"x": True, "user": "<s>", "typo": ""}, folder=tmp_path) == "one\nuser=<s>\n\n"
+    (tmp_path / "outer.j2").write_text("one\ntwo\nthree\n{% include 'a.j2' %}\n")
+    with pytest.raises(UsageError, match=r"template a\.j2, line 5: 'typo' is undefined"):
+        render("outer.j2", {"x": False}, folder=tmp_path)
     (tmp_path / "b.j2").write_text("one\n{% if %}\n")
     with pytest.raises(UsageError, match=r"template b\.j2, line 2: "):
         render("b.j2", {}, folder=tmp_path)
