@@ -8,7 +8,7 @@ from typing import Any
 from runbooks.bench import charts, measured
 from runbooks.bench.ceiling import message_bytes
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import streams
+from runbooks.bench.words import judged, top_of
 
 
 def of(result: BenchResult, baseline: Mapping[int, float] | None = None) -> dict[str, str]:
@@ -114,7 +114,9 @@ def _latency(points: Sequence[Mapping[str, Any]], name: str, title: str) -> str:
 
 def _timeline(points: Sequence[Mapping[str, Any]]) -> str:
     """Of the highest point, valid or not: whether the window stands where the rate is steady."""
-    top = max((p for p in points if p["tok_s"]), key=lambda p: p["concurrency"])
+    top = top_of(points)
+    if top is None:
+        return ""
     told = top["timeline"]
     series = [((i + 0.5) * told["bin_s"], rate) for i, rate in enumerate(told["tok_s"])]
     chart = charts.axes("seconds", "output tok/s")
@@ -122,7 +124,7 @@ def _timeline(points: Sequence[Mapping[str, Any]]) -> str:
     charts.linear(chart, "y", 0, max(rate for _, rate in series) * 1.1)
     charts.shade(chart, told["window"], "window")
     charts.line(chart, series, "measured" if top["valid"] else "bad")
-    return charts.svg(chart, f"tok/s over time at {streams(top['concurrency'])}")
+    return charts.svg(chart, f"tok/s over time at {judged(top)}")
 
 
 def _collectives(result: BenchResult) -> str:

@@ -9,7 +9,7 @@ from runbooks.bench import charts, hardware
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.records import request_of
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import streams
+from runbooks.bench.words import judged, top_of
 
 LANES = 64  # streams that are drawn
 SPAN = 12.0  # seconds of them
@@ -57,10 +57,9 @@ def _cards(
 
 def _lanes(result: BenchResult) -> str:
     """Prompt (until the first token) and answer of every request, stream by stream, at the beginning of the window."""
-    tops = [point for point in result.points if point["tok_s"]]
-    if not tops:
+    top = top_of(result.points)
+    if top is None:
         return ""
-    top = max(tops, key=lambda point: int(point["concurrency"]))
     begin, until = top["windows"][0][0], min(top["windows"][0][1], top["windows"][0][0] + round(SPAN * 1e9))
     lanes = min(LANES, top["concurrency"])
     blocks = rawlog.decode((result.folder / "raw" / top["log"]).read_bytes())
@@ -79,4 +78,4 @@ def _lanes(result: BenchResult) -> str:
     for name, known in bars.items():
         lane, left, right = zip(*known, strict=True)
         charts.strokes(chart, lane, left, right, name, 0.76 / lanes)
-    return charts.svg(chart, f"Requests at {streams(lanes)}")
+    return charts.svg(chart, f"Requests at {judged(top)}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from runbooks import paths
+from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.errors import NoAnswer
 from runbooks.engine.transport import Connection
 
@@ -40,6 +45,28 @@ _SERVER = {
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SECRET = re.compile(r"(api[-_]?key\W{1,3})\S+", re.I)
+
+
+def tool() -> dict[str, str]:
+    """Which version of this repository measured: its release, its commit, and the load generator by its own bytes."""
+    root = Path(__file__).parents[2]
+    try:
+        release = metadata.version("glm-runbooks")
+    except metadata.PackageNotFoundError:
+        release = "not installed"
+    digest = hashlib.sha256(build_zipapp("runbooks.bench.loadgen", "cli:main")).hexdigest()[:12]
+    commit = _commit(root) if (root / ".git").exists() else ""
+    return {"version": release, "loadgen": digest} | ({"commit": commit} if commit else {})
+
+
+def _commit(root: Path) -> str:
+    """With `-dirty` where files were changed since; "" where git does not tell."""
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stdout.strip()
 
 
 def gather(connection: Connection) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runbooks.bench import report
+from runbooks.bench import provenance, report
 from runbooks.bench.asked import BenchOptions
 from runbooks.bench.beneath import Interruptible
 from runbooks.bench.follower import Follower
@@ -105,6 +105,7 @@ def _judged(folder: Path, raw: Path, name: str, options: BenchOptions) -> BenchR
         "host": name,
         "release": {},
         "command": options.command,
+        "tool": provenance.tool(),
         "loadgen": loadgen,
         "canary": None,
         "model": {"name": loadgen["model"], "source": loadgen["model"], "shape": None},

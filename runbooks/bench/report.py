@@ -10,7 +10,8 @@ from typing import Any
 from runbooks.bench import answers, compare, figures, measured, overtime, tables
 from runbooks.bench.answers import Check
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import attempts, load, streams
+from runbooks.bench.validity import cached_of
+from runbooks.bench.words import attempts, judged, load, streams, top_of
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -117,6 +118,8 @@ def _render(
         run=result.run,
         verdict=result.verdict,
         points=result.points,
+        top=top_of(result.points),
+        judged=judged,
         columns=columns,
         rows=rows,
         answers=answers.of(result, strip(result), proof(result)),
@@ -157,7 +160,7 @@ def strip(result: BenchResult) -> list[Check]:
     sent = sum(point["requests"]["sent"] for point in points)
     failed = sum(point["requests"]["failed"] for point in points)
     prompt = sum(point["tokens"]["prompt"] for point in points)
-    cached = sum(point["tokens"]["cached"] for point in points)
+    cached = sum(cached_of(point) for point in points)
     differences = [p["server"]["difference"] for p in points if p["server"]["difference"] is not None]
     worst = max(differences, key=abs, default=None)
     limits, top = result.limits, max((p["concurrency"] for p in points), default=0)

@@ -109,6 +109,7 @@ def describe(
         "host": host,
         "release": release,
         "command": command,
+        "tool": provenance.tool(),
         "loadgen": json.loads((folder / "run.json").read_text()),
         "canary": canary,
         "model": {"name": model.served_name, "source": model.source, "shape": msgspec.to_builtins(model.shape)},

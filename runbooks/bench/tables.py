@@ -64,7 +64,7 @@ def short_rows(result: BenchResult) -> list[list[str]]:
 
 
 CSV_COLUMNS = (
-    *("streams", "valid", "tok_s", "tok_s_ci", "decode_tok_s", "user_tok_s", "step_ms", "step_ci", "in_flight"),
+    *("streams", "rate", "valid", "tok_s", "tok_s_ci", "decode_tok_s", "user_tok_s", "step_ms", "step_ci", "in_flight"),
     *("ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "e2e_p99_ms", "requests_ok"),
     *("requests_failed", "watts", "joule_a_token", "sm_mhz", "ceiling_tok_s", "reference_tok_s", "faults"),
 )
@@ -78,6 +78,7 @@ def as_csv(result: BenchResult) -> str:
     for point in result.points:
         told = {name: point[name] for name in ("tok_s", "tok_s_ci", "decode_tok_s", "user_tok_s", "step_ms", "step_ci")}
         told |= {"streams": point["concurrency"], "valid": int(point["valid"]), "in_flight": point["in_flight"]}
+        told["rate"] = point["open"]["offered"] if point.get("open") else None  # requests/s that were due
         for name, wanted in (("ttft", ("p50", "p95", "p99")), ("itl", ("p50", "p99")), ("e2e", ("p99",))):
             told |= {f"{name}_{q}_ms": (point[f"{name}_ms"] or {}).get(q) for q in wanted}
         told |= {f"requests_{name}": point["requests"][name] for name in ("ok", "failed")}

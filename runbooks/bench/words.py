@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def load(point: Mapping[str, Any]) -> str:
     """What a point was asked: `64 streams`, or `4 requests/s` in an open loop."""
     return f"{point['open']['offered']:g} requests/s" if point.get("open") else streams(point["concurrency"])
+
+
+def judged(point: Mapping[str, Any]) -> str:
+    """The load, and the word where its numbers are not to be believed: above a chart of one point."""
+    return load(point) if point["valid"] else f"{load(point)}: INVALID"
+
+
+def top_of(points: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The point of the most streams that has a rate, valid or not: what is shown over time."""
+    return max((point for point in points if point["tok_s"]), key=lambda point: int(point["concurrency"]), default=None)
 
 
 def streams(count: int) -> str:

@@ -316,10 +316,10 @@ def by_real_torch(folder: Path, *before: str) -> dict[str, Any]:
         pytest.skip(error.message)
     artefact = folder / "collectives.pyz"
     artefact.write_bytes(build_zipapp("runbooks.bench.collectives", "cli:main"))
-    options = ["--batches", "1,8", "--limit", "60", "--ranks", "3", "--out", "told.json"]
+    options = ["--batches", "1,8", "--limit", "240", "--ranks", "3", "--out", "told.json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [str(python), *before, str(artefact), *options]
-    subprocess.run(words, check=True, timeout=200, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(words, check=True, timeout=600, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     told: dict[str, Any] = json.loads((folder / "told.json").read_text())
     return told
 

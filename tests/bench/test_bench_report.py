@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runbooks.bench import EXAMPLE, assess, recompute, recompute_run, report_only
+from runbooks.bench import EXAMPLE, assess, recompute, recompute_run, report_only, tables
 from runbooks.bench.asked import streams_of
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.report import write
@@ -78,6 +81,71 @@ def test_the_example_says_what_it_is_and_begins_with_the_verdict(example: BenchR
     assert "VALID" in page
 
 
+def test_both_reports_tell_it_in_the_same_order(example: BenchResult, tmp_path: Path) -> None:
+    """The verdict, whether to believe it, every point, the plots, a baseline, what would help, where it comes from."""
+    write(example, tmp_path, example)
+    page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    for told, parts in (
+        (page[page.index("<body>") :], [
+            'class="answers"', 'class="verdict"', 'class="strip"', "Every point</h2>", "<h2>Throughput against",
+            "<h2>Against example", "<h2>What each option would give", "<h2>Provenance",
+        ]),
+        (text, [
+            "# memory", "How fast is it?", "| check | value |", "| streams |", "## Against example",
+            "## What each option would give", "## Provenance",
+        ]),
+    ):  # fmt: skip
+        places = [told.index(part) for part in parts]
+        assert places == sorted(places), [part for _, part in sorted(zip(places, parts, strict=True))]
+
+
+def luminance(colour: str) -> float:
+    """Of WCAG 2: 0 is black, 1 is white."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_light_and_dark_are_both_to_be_read(example: BenchResult, tmp_path: Path) -> None:
+    """Each colour has its own in the dark, text stands out from what is behind it, and so does every line and bar."""
+    write(example, tmp_path)
+    style = (tmp_path / "report.html").read_text().partition("</style>")[0]
+    light, dark = (dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", part)) for part in style.split("@media")[:2])
+    assert "prefers-color-scheme: dark" in style.split("@media")[1]
+    assert set(light) == set(dark)
+    assert luminance(light["page"]) > 0.8
+    assert luminance(dark["page"]) < 0.02
+    for theme in (light, dark):
+        for text, behind in (("ink", "card"), ("ink", "page"), ("soft", "card"), ("good", "card"), ("bad", "bad-back")):
+            assert contrast(theme[text], theme[behind]) >= 4.5, (text, behind)
+        for drawn in ("measured", "reference", "bad", "memory", "compute", "communication", "baseline", "roof"):
+            assert contrast(theme[drawn], theme["card"]) >= 2.5, drawn
+
+
+def test_an_open_loop_has_its_rate_in_the_csv(example: BenchResult) -> None:
+    point = dict(example.points[0]) | {"open": {"offered": 2.5, "started": 2.4, "ended": 2.4, "late_ms": None}}
+    rows = list(csv.DictReader(io.StringIO(tables.as_csv(replace(example, points=(point, *example.points[1:]))))))
+    assert [row["rate"] for row in rows] == ["2.5", "", "", "", "", "", ""]
+    assert [float(row["tok_s"]) for row in rows] == [point["tok_s"] for point in example.points]
+    assert [row["valid"] for row in rows] == ["1"] * 7
+
+
+def test_what_measured_stands_in_the_provenance(example: BenchResult, tmp_path: Path) -> None:
+    run = dict(example.run) | {"tool": {"version": "7.8.9", "commit": "0123456789ab-dirty", "loadgen": "cafe12345678"}}
+    write(replace(example, run=run), tmp_path)
+    said = "commit 0123456789ab-dirty, loadgen cafe12345678, version 7.8.9"
+    assert f"<dt>measured by</dt><dd>{said}</dd>" in (tmp_path / "report.html").read_text()
+    assert f"- measured by: {said}\n" in (tmp_path / "report.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    for told in (*example.run["raw_sha256"].values(), "NVLink", "NCCL_NVLS_ENABLE=0", "580.159.04", "6.18.44"):
+        assert told in page[page.index("<h2>Provenance") :], told
+
+
 def test_the_example_is_a_whole_run_of_real_cards(example: BenchResult) -> None:
     for point in example.points:
         assert point["requests"]["failed"] == 0
@@ -97,6 +165,16 @@ def test_a_baseline_stands_beside_the_run(example: BenchResult, tmp_path: Path) 
     assert "Against example" in page
     assert page.count("no difference") == 7
     assert 'class="faster"' not in page  # no colour inside the noise
+    for place, factor, word in ((0, 0.5, "faster"), (1, 2.0, "slower")):
+        points = list(example.points)
+        points[place] = {**points[place], "tok_s": points[place]["tok_s"] * factor}
+        write(example, tmp_path, replace(example, points=tuple(points)))
+        page = (tmp_path / "report.html").read_text()
+        assert page.count(f'class="{word}"') == 1  # and one outside of it
+        assert page.count("no difference") == 6
+        assert sum(page.count(f'class="{one}"') for one in ("faster", "slower")) == 1
+        assert f"td.{word} {{ color: var(--{'good' if word == 'faster' else 'bad'})" in page
+    write(example, tmp_path, example)
     assert "to baseline" in (tmp_path / "report.md").read_text()
 
 
@@ -116,6 +194,11 @@ def test_an_invalid_point_is_never_drawn_as_valid(tmp_path: Path) -> None:
     chart = page[page.index("Throughput against concurrency</h2>") :].split("</svg>")[0]
     series = chart[chart.index('class="line measured"') :].partition("</g> </g>")[0]
     assert series.count("<use ") == chart.count('class="value"') == 2
+    for heading in ("tok/s over time, 4 streams: INVALID", "Every request of the first seconds, 4 streams: INVALID"):
+        assert f"<h2>{heading}</h2>" in page
+    over_time = page[page.index("<h2>tok/s over time") :].split("</svg>")[0]
+    assert 'class="line bad"' in over_time
+    assert 'class="line measured"' not in over_time
     assert result.verdict.shares[-1].b == 2
 
 
@@ -135,6 +218,29 @@ def test_collectives_beside_a_run_are_judged_and_shown(tmp_path: Path) -> None:
     assert "| expert parallelism |" in text
     (folder / "collectives.json").write_text(json.dumps(told | {"ranks": 8}))
     assert "over 8 GPUs, the server uses 2" in assess(folder).verdict.collectives
+
+
+@pytest.mark.parametrize(
+    ("about", "canary", "said"),
+    [
+        ("", None, "garbage: hardly a token comes twice in "),  # what random weights make is no language either
+        ("random weights", None, ""),
+        ("random weights", {"verdict": "nan", "found": [], "requests": 9}, ""),
+        (
+            "",
+            {"verdict": "nan", "found": ["sum: '!!!!'"], "requests": 9},
+            "NaN, as the canary found after the sweep: sum",
+        ),
+    ],
+)
+def test_a_model_of_broken_numbers_has_no_valid_point(
+    tmp_path: Path, about: str, canary: dict[str, Any] | None, said: str
+) -> None:
+    result = assess(spoilt(tmp_path, about=about, canary=canary))
+    assert [point["valid"] for point in result.points] == [not said] * 3
+    for point in result.points if said else ():
+        assert [fault for fault in point["faults"] if fault.startswith(said)]
+    assert (result.verdict.word == "no verdict") is bool(said)
 
 
 def test_a_run_without_one_valid_point_still_has_a_report(tmp_path: Path) -> None:

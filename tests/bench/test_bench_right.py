@@ -23,7 +23,7 @@ class Tensor(np.ndarray[Any, Any]):
         return kind(self)
 
     def float(self) -> Tensor:
-        return self.astype(np.float64)
+        return self.astype(np.float64).view(Tensor)
 
     def zero_(self) -> None:
         self[:] = 0
@@ -121,7 +121,10 @@ def test_what_the_host_gets_back_wrong_is_an_error(
 ) -> None:
     card = {"kind": "host", "rank": 0, "right_small": True, "right_large": True}
     look = {"kind": "look", "backend": "nccl", "torch": "2", "nccl": "2", "cards": ["a", "b"], "granted": []}
-    rows = {"what-torch-sees": [look], "host-copies": [card | {"gpu": 0}, card | {"gpu": 1, "right_large": well}]}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "what-torch-sees": [look],
+        "host-copies": [card | {"gpu": 0}, card | {"gpu": 1, "right_large": well}],
+    }
 
     def together(ranks: int, limit: float, work: Callable[[int, Emit], None], folder: Path) -> Outcome:
         return Outcome("ok", tuple(rows.get(folder.name, ())))

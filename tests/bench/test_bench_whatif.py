@@ -103,11 +103,18 @@ def test_only_like_with_like(tmp_path: Path) -> None:
         ("lengths", "128-384 in, 64 out", "lengths: 256 in, "),
         ("shared_len", 64, "shared prefix: 0 and 64"),
         ("open", True, "loop: closed and open"),
+        ("output_len", 64, "tokens out: 256 and 64"),
+        ("temperature", 0.0, "sampling: temperature 1, top_p 0.95 and temperature 0, top_p 0.95"),
+        ("top_p", 1, "sampling: temperature 1, top_p 0.95 and temperature 1, top_p 1"),
+        ("model.source", "zai-org/GLM-5", "model: "),
+        ("gpus.count", 8, "cards: 2 x NVIDIA H200 and 8 x NVIDIA H200"),
+        ("gpus.name", "NVIDIA B200", "cards: 2 x NVIDIA H200 and 2 x NVIDIA B200"),
     ):
-        other = changed(tmp_path, path, lambda run, path=path, value=value: run["loadgen"].update({path: value}))  # type: ignore[misc]
+        group, _, name = path.rpartition(".")
+        other = changed(tmp_path, path, lambda run, g=group, n=name, v=value: run[g or "loadgen"].update({n: v}))  # type: ignore[misc]
         with pytest.raises(UsageError) as error:
             compare(one, other)
-        assert text in error.value.details[0]
+        assert [detail for detail in error.value.details if detail.startswith(text)], path
 
 
 def test_settings_that_differ_and_points_that_cannot_be_compared(tmp_path: Path) -> None:
