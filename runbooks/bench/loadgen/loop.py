@@ -20,15 +20,22 @@ from typing import Any, NamedTuple
 from . import rawlog
 from .memory import touched
 from .priority import Line, first_in_line
+from .records import request_of
 from .shared import CUT, DRAIN, FIELDS, RAMP, WINDOW, Board
 from .stream import AGAIN, END, IN, OUT, Poller, Stream, delay_acks
 from .wire import Target, head_of
 
 READ = 16384  # bytes of one read, a hundred chunks; what is left comes with the next turn
+SMALLEST = len(END)
 PAUSE = 0.0005  # s after a turn: a step's burst is read in two turns, at half the CPU; it counts as lateness
 PAUSE_FROM = 32  # streams of a process: for fewer there is little to save, and a busy machine sleeps ms too long
 TICK = 0.02  # s that a turn waits at most
-RETRY = 0.5  # s: a server that refuses is asked twice a second, not in a tight loop
+RETRY = 0.5  # s: a server that refuses, or answers rubbish, is asked twice a second, not in a tight loop
+JUDGED = 20  # answers of a process that are looked at as they end, the first; rubbish comes by the thousand
+AT_ONCE = 3  # reads of a whole answer, which is then looked at, too: models do not answer so
+SPARE, EACH, PIECES = 1 << 20, 4096, 8  # an answer has at most so many bytes, and so many bytes and reads a token
+BEGINNING = 16  # reads that are kept of one that has more
+ENDLESS = "an answer without end"
 MOST = 4096  # streams of one process in an open loop; beyond, requests wait for one, on their intended clock
 _READY, _DECODING, _FLIGHT, _READS, _FINISHED, _FAILED, _SENT, _DONE = range(len(FIELDS))
 
@@ -53,6 +60,8 @@ class Plan:
     max_requests: int  # of this process
     log: Path
     arrivals: Iterator[float] | None = None  # open loop: seconds after the start, endless
+    cumulative: bool = False  # each event holds the whole text so far
+    judged: int = JUDGED
 
 
 class Worker:
@@ -75,6 +84,7 @@ class Worker:
         self.streams: list[Stream] = []
         self.idle: list[Stream] = []  # open loop: those that wait for a request
         self.next_due = float("inf")
+        self.judged = self.well = 0  # answers that were looked at as they ended, and those of them that were well
 
     def run(self) -> None:
         self.streams = [Stream(slot, 0.0) for slot in self.plan.slots]
@@ -151,7 +161,7 @@ class Worker:
             except OSError as error:
                 self._unread(self.poller.streams[number], error)
                 continue
-            if data[-len(END) :] == END or len(data) < len(END):
+            if data[-SMALLEST:] == END or not SMALLEST <= len(data) < READ:  # a full read may be of a flood
                 self._took(self.poller.streams[number], clock(), data, phase)
             else:
                 keep((clock(), data))
@@ -188,6 +198,11 @@ class Worker:
             return
         reads = stream.reads
         reads.append((now, data))
+        if len(data) == READ:
+            stream.full += 1
+            if stream.full * READ > self._most(stream.meta["asked"]):
+                self._endless(stream)
+                return
         if len(reads) == 3 and stream.sequence == 1:
             self.row[_DECODING] += 1
         if not stream.framed and not self._frame(stream):
@@ -248,6 +263,8 @@ class Worker:
         for stream in self.streams:
             if stream.busy and now - stream.heard * 1e-9 > self.plan.silence:
                 self._lost(stream, f"silent: no byte for {self.plan.silence:g} s")
+            elif stream.busy and len(stream.reads) > SPARE // EACH + PIECES * stream.meta["asked"]:
+                self._endless(stream)
             if closed and not stream.busy and phase < DRAIN and now >= stream.due:
                 self._start(stream, phase, time.perf_counter_ns())
         idle = not any(stream.busy for stream in self.streams)
@@ -305,6 +322,29 @@ class Worker:
         self._finish(stream, why, self.board.phase)
         self.poller.close(stream)
 
+    def _most(self, asked: int) -> int:
+        """Bytes of an answer of so many tokens: far more than any server needs for it."""
+        return SPARE + asked * (EACH + 16 * asked * self.plan.cumulative)
+
+    def _endless(self, stream: Stream) -> None:
+        """A flood, or an answer that goes on for ever: given up before it fills the memory; its beginning is kept."""
+        del stream.reads[BEGINNING:]
+        self._lost(stream, ENDLESS)
+
+    def _rubbish(self, stream: Stream) -> bool:
+        """Whether an answer failed in what it says. Only the first are looked at, and those that came at once.
+
+        Where none of the first was well, the others are taken for the same: this only paces what is asked.
+        """
+        if stream.meta.get("cut"):
+            return False
+        if self.judged >= self.plan.judged and len(stream.reads) > AT_ONCE:
+            return bool(self.judged) and not self.well
+        failed = request_of(stream.meta, stream.reads).failure is not None
+        self.judged += 1
+        self.well += not failed
+        return failed
+
     def _finish(self, stream: Stream, error: str | None, phase: int) -> None:
         if not stream.busy:
             return
@@ -315,7 +355,7 @@ class Worker:
         self.row[_FLIGHT] -= 1
         if stream.sequence == 1 and len(stream.reads) < 3:  # a whole answer in one or two reads is a beginning, too
             self.row[_DECODING] += 1
-        failed = error is not None or stream.meta.get("status", 200) != 200
+        failed = error is not None or stream.meta.get("status", 200) != 200 or self._rubbish(stream)
         self.row[_FAILED if failed else _FINISHED] += 1
         if not stream.keep or stream.meta.get("cut"):
             self.poller.close(stream)

@@ -29,6 +29,8 @@ STREAMS_A_PROCESS = 128  # one process reads over 100,000 chunks/s; above this m
 MOST_AT_FIRST = 512  # connections that an open loop begins with
 SHORTEST = 5.0  # s of a window that ends before its time
 SAMPLE = 0.1  # s between two looks at the rate
+HOPELESS = 20  # requests that failed, and at least so many times the streams: a point is given up where nearly all did
+TIMES = 3
 LOOK = 0.05  # s between two looks at the workers: more often would cost a tenth of what they do
 
 
@@ -106,8 +108,9 @@ def measure(
     tokens_in, tokens_out = settings.lengths.mean
     point: dict[str, Any] = {"kind": "point", "concurrency": load.streams, "rate": load.rate, "repeat": load.repeat}
     point["attempt"] = load.attempt
-    point |= {"interrupted": False, "processes": count, "input_len": tokens_in, "output_len": tokens_out}
-    point |= {"lengths": settings.lengths.said, "shared_len": settings.shared, "wall_time": time.time()}
+    point |= {"interrupted": False, "given_up": False, "processes": count}
+    point |= {"input_len": tokens_in, "output_len": tokens_out, "lengths": settings.lengths.said}
+    point |= {"shared_len": settings.shared, "wall_time": time.time()}
     counters: dict[str, Any] = {"before": before, "window_begin": None, "window_end": None, "after": None}
     try:
         with STOP:
@@ -144,6 +147,11 @@ def _phases(
         where = {"point": load.rate or load.streams, "open": bool(load.rate), "phase": phase}
         tell("progress", **where, done=done, total=total, flight=flying, failed=failed, rate=rate)
 
+    def hopeless() -> bool:
+        failed = board.total("failed")
+        most = max(HOPELESS, TIMES * (load.streams or load.rate))
+        return failed >= most and failed > 9 * board.total("finished")
+
     # Up to the first token of every slot, then the warm-up proper; the slots run on into the window.
     if load.streams:
         _watch(
@@ -151,7 +159,7 @@ def _phases(
             settings.ramp_limit,
             lambda _: told("ramp", board.total("decoding"), load.streams),
         )
-    _watch(None, settings.warmup, lambda passed: told("warm-up", passed, settings.warmup))
+    _watch(hopeless, settings.warmup, lambda passed: told("warm-up", passed, settings.warmup))
     counters["window_begin"] = server.counters()
     board.phase = WINDOW
     begin, reads, ended = time.perf_counter_ns(), board.total("reads"), board.total("finished")
@@ -162,7 +170,7 @@ def _phases(
         told("window", passed, settings.window, (board.total("reads") - reads) / max(passed, 0.1))
 
     def over() -> bool:
-        if board.total("done") == board.workers:
+        if board.total("done") == board.workers or hopeless():
             return True
         # Every slot has to have begun anew once: a window without a prefill would not know its price.
         turned = board.total("finished") - ended >= load.slots
@@ -170,11 +178,12 @@ def _phases(
 
     _watch(over, settings.window, rate)
     point["window"][1] = time.perf_counter_ns()
+    point["given_up"] = hopeless()
     board.phase = DRAIN
     counters["window_end"] = server.counters()
     _watch(
         lambda: board.total("done") == board.workers,
-        settings.drain_limit,
+        0.0 if point["given_up"] else settings.drain_limit,
         lambda passed: told("drain", passed, settings.drain_limit),
     )
 
@@ -231,7 +240,8 @@ def _plan(
     due = arrivals(load.rate, index, count, steady=settings.steady) if load.rate else None
     share = -(-settings.max_requests // count)
     slots = tuple(range(index, load.slots, count))
-    return Plan(server.target, slots, request, settings.stagger, settings.silence, share, log, due)
+    words = (server.target, slots, request, settings.stagger, settings.silence, share, log, due)
+    return Plan(*words, cumulative=shape.api == "generate")
 
 
 def _fork(board: Board, index: int, plan: Plan) -> int:
@@ -272,7 +282,7 @@ def null_run(streams: int, port: int, folder: Path) -> list[rawlog.Block]:
     log = folder / "null.part"
     slots = tuple(range(streams))
     request = post(target, "/v1/chat/completions", b"{}", None)
-    plan = Plan(target, slots, lambda _: Made(request, 1, 1), 0.0, 5.0, streams, log)
+    plan = Plan(target, slots, lambda _: Made(request, 10**6, 1), 0.0, 5.0, streams, log, judged=0)
     child = _fork(board, 0, plan)
     try:
         _until(lambda: board.total("ready") == 1, 10.0)

@@ -34,12 +34,13 @@ class Stream:
     framed: bool = False
     keep: bool = False
     begun: int = 0  # ns
+    full: int = 0  # reads that took all that there was room for
 
     def begin(self, meta: dict[str, Any], now: int) -> None:
         self.meta = meta
         self.sequence += 1
         self.busy, self.framed, self.chunked, self.missing, self.reads = True, False, False, -1, []
-        self.begun = now
+        self.begun, self.full = now, 0
 
     @property
     def heard(self) -> int:
