@@ -93,6 +93,8 @@ def gains(
     spread = experts_spread(settings)
     communication = communication_seconds(ceiling.shape, collectives, step.b, experts_spread=spread)
     found = _without_rest(step, ceiling, communication)
+    if communication is not None and not settings.get("enable_two_batch_overlap"):
+        found.append(_overlapped(step, ceiling, communication))
     if collectives and communication is not None:
         found += _from_collectives(step, ceiling, collectives, communication, spread)
     if not settings.get("speculative_algorithm"):
@@ -109,6 +111,14 @@ def _without_rest(step: Step, ceiling: Ceiling, communication: float | None) -> 
     middle = (step.tok_s + at_most) / 2
     why = "With part of what launches, host and kernels cost beyond the floors (torch compile, overlap, other backends)"
     return [Gain("less overhead", middle, step.tok_s, at_most, why, measured=True)]
+
+
+def _overlapped(step: Step, ceiling: Ceiling, communication: float) -> Gain:
+    """Two batches in turn, of which one computes while the other communicates: that can hide half of it, at most."""
+    at_most = step.b / max(ceiling.floor(step.b), step.ms / 1e3 - communication / 2)
+    at_most = max(step.tok_s, at_most)
+    why = "With up to half of communication hidden behind the arithmetic of another batch"
+    return Gain("two batches overlapped", (step.tok_s + at_most) / 2, step.tok_s, at_most, why, measured=True)
 
 
 def _from_collectives(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runbooks.bench.results import BenchResult, assess
+from tests.bench import played
 from tests.bench.played import STREAMS, Played, reading
 
 TOP = STREAMS[-1]
@@ -211,6 +213,18 @@ KINDS: dict[str, tuple[Draw, Right]] = {
     "more on the wire": (more_on_the_wire, says("memory", against="the links carried")),
 }
 SEED = int(os.environ.get("RUNBOOKS_SEED") or random.SystemRandom().randrange(10**6))
+
+
+def test_the_servers_share_no_figure_with_what_judges_them() -> None:
+    """They know the log's format and the inventory's words for a model; no threshold, no formula."""
+    format_, results = {"runbooks.bench.loadgen", "runbooks.inventory.shape"}, {"runbooks.bench.results"}
+    for path, known in ((Path(played.__file__), format_), (Path(__file__), results)):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))
+        ]
+        named = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        named |= {one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
+        assert {name for name in named if name.startswith("runbooks")} <= known, path
 
 
 @pytest.mark.served
