@@ -71,7 +71,7 @@ def provision(
         **YES,
         **CHECK,
         "profile": "a profile of the inventory, e.g. final",
-        "from_": "instead: a results folder; what it recorded comes back as it was, or nothing changes",
+        "from_": "instead: a results folder, or a part of its name; as it was then, or nothing changes",
         "diff": "with --check: the text of unit, command line and environment that changes",
         "quick": "without the full canary, which follows after promotion and takes minutes",
     },
@@ -94,7 +94,9 @@ def deploy(
 
     with open_session(inventory=inventory, hosts=hosts, json=json, plain=plain, yes=yes) as session:
         if from_:
-            return deploy_from(session, from_, profile=profile, check=check)
+            from runbooks.bench.results import named
+
+            return deploy_from(session, str(named(from_)), profile=profile, check=check)
         return deploy_hosts(session, profile, check=check, diff=diff, full_canary=not quick)
 
 

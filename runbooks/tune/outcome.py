@@ -44,6 +44,8 @@ def show(record: Record, report: Reporter) -> int:
     if moved:
         text = ", ".join(f"{change:+.1%} at {b}" for b, change in moved.items())
         report.note(f"the baseline against itself, before and after: {text}", host=record.host)
+    if told := ", ".join(f"{trial.profile} {trial.verdict}" for trial in record.trials if trial.verdict):
+        report.note(f"bound by: {told}", host=record.host)
     report.note(proposal(record), host=record.host, level="good")
     report.note(f"kept: {record.folder}", host=record.host)
     return 0 if all(trial.outcome == "measured" for trial in record.trials) else 1

@@ -22,6 +22,7 @@ class Trial:
     outcome: Outcome
     run: str | None = None
     why: str = ""
+    verdict: str = ""  # the word of its sweep
 
 
 @dataclass

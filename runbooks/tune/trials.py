@@ -129,6 +129,7 @@ class Experiment:
         except RunbookError as error:
             self.report.note(f"{name}: {error.message}", host=self.host, level="warning")
             return Trial(name, _kind(error), why=" ".join(error.message.split()))
+        self.report.note(f"{name}: {result.verdict.word}: {result.verdict.line}", host=self.host)
         return judged(name, result)
 
     def _restore(self, record: Record) -> None:
@@ -149,14 +150,15 @@ class Experiment:
 
 def judged(name: str, result: BenchResult) -> Trial:
     """A sweep that ended is not yet a good one."""
+    run, word = result.folder.name, result.verdict.word
     if result.canary_failed:
         found = "; ".join(result.run["canary"]["found"][:2])
-        return Trial(name, "garbage", result.folder.name, f"canary {result.run['canary']['verdict']}: {found}")
+        return Trial(name, "garbage", run, f"canary {result.run['canary']['verdict']}: {found}", word)
     bad = [f"{point['concurrency']}: {point['faults'][0]}" for point in result.points if point["faults"]]
     garbage = any("garbage" in text or "NaN" in text for text in bad)
     if bad:
-        return Trial(name, "garbage" if garbage else "invalid", result.folder.name, "; ".join(bad[:2]))
-    return Trial(name, "measured", result.folder.name)
+        return Trial(name, "garbage" if garbage else "invalid", run, "; ".join(bad[:2]), word)
+    return Trial(name, "measured", run, verdict=word)
 
 
 def _kind(error: RunbookError) -> outcome.Outcome:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.status import last_bench
 from runbooks.tune.record import unfinished
 
+ROOT = Path(__file__).parents[2]
 DEEP = "[" * 100_000
 DAMAGE: dict[str, Any] = {
     "of a list": "[1, 2]",
@@ -111,3 +114,27 @@ def test_what_only_looks_into_folders_passes_by(run: Path, capsys: pytest.Captur
     tuned.mkdir()
     (tuned / "tune.json").write_text(content)
     assert unfinished(run.parent, "glm5-a", {}) is None
+
+
+@pytest.mark.served
+def test_a_run_is_brought_back_by_a_part_of_its_name(run: Path, tmp_path: Path) -> None:
+    """As the other commands name one. This one recorded no release, and that is all there is to say of it."""
+    words = [str(Path(sys.executable).with_name("invoke")), f"--search-root={ROOT}", "deploy", "--inventory"]
+    for told, said in (
+        ("000000Z", "from: results/2026-01-01T000000Z-glm5-a-final recorded no release of ours"),
+        ("another", "from: another is no results folder"),
+    ):
+        done = subprocess.run(
+            [*words, str(ROOT / "inventory.yaml"), "--from", told],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    shutil.copytree(run, run.with_name("2026-01-02T000000Z-glm5-a-final"))
+    done = subprocess.run(
+        [*words, str(ROOT / "inventory.yaml"), "--from", "glm5-a"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "more than one run in results has that in its name" in done.stderr) == (2, True)

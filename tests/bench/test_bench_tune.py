@@ -14,6 +14,7 @@ import pytest
 
 from runbooks.bench import assess
 from runbooks.bench.results import BenchResult
+from runbooks.bench.sweep import _failure
 from runbooks.deploy import hosts as deploying
 from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.engine.report import Reporter
@@ -98,6 +99,8 @@ def test_one_good_one_nan_one_crash(site: Site) -> None:
     assert site.record["done"]
     said = "\n".join(str(event) for event in site.said.events)
     assert "best: good, +2" in said
+    assert "bound by: final unexplained, good unexplained" in said  # and each with its line, as it was measured
+    assert said.count("is unexplained") >= 2
     assert "invoke deploy --hosts glm5-a --profile good" in said  # proposed, not kept
     kinds = [event.kind for event in site.said.events]
     assert kinds.index("table") < kinds.index("heading")  # predicted before anything is deployed
@@ -111,6 +114,19 @@ def test_what_was_broken_off_goes_on(site: Site) -> None:
     assert site.run("poison") == 1
     assert (site.deployed, site.sweeps) == (["poison"], 0)
     assert unfinished(site.out, "glm5-a", asked) is None
+
+
+def test_users_that_are_there_are_no_crash_of_the_profile(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {"kind": "busy", "text": "the server has 3 live or queued requests"}
+
+    def refused(*_: Any, **__: Any) -> BenchResult:
+        raise _failure(busy, 3, (), "glm5-a")
+
+    monkeypatch.setattr(trials, "run_bench", refused)
+    assert site.run("good") == 1
+    told = {one["profile"]: (one["outcome"], one["why"]) for one in site.record["trials"]}
+    assert told == dict.fromkeys(("final", "good"), ("refused", busy["text"]))
+    assert site.back == [7]
 
 
 def test_a_host_that_is_away_is_no_crash_of_the_profile(site: Site) -> None:

@@ -20,6 +20,7 @@ from tests.deploy.site import BAD, INVOKE, ONLY_BAD, Site, provisioned
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
 PROFILES = "quick,bad,broken"
 # Milliseconds a step: so slow that a busy machine, which may wake the client 10 ms late, measures it all the same.
 SLOW: dict[str, Any] = {"c0": 300, "c1": 0, "c2": 0, "thinking": 4}
@@ -44,7 +45,9 @@ def site(lab: Lab, guest: Guest) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("results")
+    folder = tmp_path_factory.mktemp("here") / "results"
+    folder.mkdir()
+    return folder
 
 
 def typed(site: Site, *words: str) -> list[str]:
@@ -110,7 +113,8 @@ def test_what_a_run_recorded_is_made_again_when_its_release_is_gone(site: Site, 
     assert (site.current, release["content"]) == (number, recorded["content"])
     assert site.completion() == "200"
 
-    kept = subprocess.run(typed(site, "deploy", "--from", str(folder)), capture_output=True, text=True, check=False)
+    by_name = typed(site, f"--search-root={ROOT}", "deploy", "--from", folder.name)  # as it stands below results/
+    kept = subprocess.run(by_name, cwd=out.parent, capture_output=True, text=True, check=False)
     assert (kept.returncode, site.current) == (0, number), kept.stdout + kept.stderr
     assert f"release {number} is what" in kept.stdout + kept.stderr
 
