@@ -13,6 +13,7 @@ import pytest
 
 from runbooks.bench.loadgen import rawlog
 from runbooks.bench.loadgen.summary import point_of, points_of
+from runbooks.engine.artefact import build_zipapp
 from tests.bench.conftest import TRAPS
 from tests.bench.generator import error_of, measured, words
 
@@ -114,12 +115,32 @@ def test_tls_is_verified_and_the_key_goes_along(pyz: Path, secured: tuple[str, P
     assert not [path for path in (tmp_path / "d").iterdir() if b"sk-traps" in path.read_bytes()]
 
 
-def test_it_runs_by_itself_on_the_oldest_python(pyz: Path, traps: str, tmp_path: Path) -> None:
+@pytest.fixture
+def oldest() -> str:
     """Where pyenv has one."""
     found = sorted(Path("~/.pyenv/versions").expanduser().glob("3.10.*/bin/python"))
     if not found:
         pytest.skip("no Python 3.10 here")
-    command = words(pyz, traps, tmp_path, "--concurrency", "2", python=str(found[0]))
+    return str(found[0])
+
+
+def test_it_runs_by_itself_on_the_oldest_python(pyz: Path, traps: str, tmp_path: Path, oldest: str) -> None:
+    command = words(pyz, traps, tmp_path, "--concurrency", "2", python=oldest)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run.json").read_text())["python"].startswith("3.10.")
+
+
+def test_what_is_pushed_beside_it_runs_there_too(tmp_path: Path, oldest: str) -> None:
+    """The sampler to its end, the collectives as far as they come without torch: it is said, and no traceback."""
+    for name in ("sampler", "collectives"):
+        (tmp_path / f"{name}.pyz").write_bytes(build_zipapp(f"runbooks.bench.{name}", "cli:main"))
+    command = [oldest, "-I", "sampler.pyz", "--out", "hardware.jsonl", "--beside", "999999999"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    command = [oldest, "-I", "collectives.pyz", "--batches", "1", "--limit", "20"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    assert result["ladder"]["word"] == "inconclusive"
+    assert "No module named 'torch'" in result["errors"][0]["text"]
