@@ -1,14 +1,16 @@
 """`python -m lab.traps [--step MS] [--prefill MS] [--certificate PEM]`: a server that misleads. Prints its port.
 
 A stand-in for an OpenAI-compatible server: one engine that makes one token a step for each running stream. The first
-part of a path chooses a trap, as in `/short/v1/models`; each has an engine of its own, and its answer has the truth in
-`usage`. It imitates no product's speed: a step takes what the option says.
+part of a path chooses a trap, as in `/short/v1/models`; each has an engine of its own (`/short~NAME/`: one that nobody
+else asks), and its answer has the truth in `usage`. `/short/truth` says which requests came, and by how many
+connections. It imitates no product's speed: a step takes what the option says.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import ssl
 import threading
 import time
@@ -41,7 +43,10 @@ TRAPS = {
     "nan": "finish_reason stop with matched_stop 'NaN happened' after half of the tokens",
     "bang": "token 0, which is '!', for ever",
     "echo": "one word for ever",
+    "random": "every token drawn from a vocabulary of 154,880, as when NaN became equal chances",
+    "fat": "each event has 20 kB of logprobs",
     "cached": "usage says that the prompt came from the prefix cache",
+    "quiet-cache": "the prompt came from the prefix cache, and a counter says so that was not there before",
     "slow-start": "the first ten requests of the engine wait for a second",
     "graphs": "steps of more than 32 streams take four times as long, and /server_info says why",
     "liar": "its counters say more than it sent",
@@ -77,6 +82,8 @@ class Engine:
         self.jobs: list[Job] = []
         self.lock = threading.Lock()
         self.generated = self.decoded = self.prompts = self.finished = self.begun = 0
+        self.asked: list[str] = []  # the prompt of each measured request
+        self.at_once = self.connections = 0  # answers at one moment, at most; connections they came by
 
     def run(self) -> None:
         next_step = time.perf_counter()
@@ -134,6 +141,8 @@ class Engine:
         if self.trap == "tools":
             delta = {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": text}}]}
         message = chunk(delta)
+        if self.trap == "fat":
+            message["choices"][0]["logprobs"] = {"content": "x" * 20_000}
         job.handler.event(message | ({"usage": usage(job, self.trap)} if job.each else {}))
 
     def last(self, job: Job, reason: str) -> None:
@@ -171,6 +180,8 @@ def usage(job: Job, trap: str) -> dict[str, Any]:
 def words(trap: str, number: int, count: int) -> str:
     if trap == "bang":
         return "!" * count
+    if trap == "random":
+        return "".join(f"{random.randrange(154_880):05x}" for _ in range(count))
     if trap == "echo":
         return "and " * count
     if trap == "spaces" and number % 2:
@@ -185,14 +196,25 @@ class Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "uvicorn"  # as SGLang says, whose sockets also have TCP_NODELAY
 
+    measured = False  # whether a measured request came by this connection
+
     def route(self) -> tuple[Engine, str]:
         first, _, rest = self.path.lstrip("/").partition("/")
-        trap, path = (first, f"/{rest}") if first in TRAPS else ("", self.path)
+        trap = first.partition("~")[0]
+        if trap not in TRAPS or not first:
+            trap, first, rest = "", "", self.path.lstrip("/")
         with starting:
-            if trap not in engines:
-                engines[trap] = Engine(trap, options.step, options.prefill)
-                threading.Thread(target=engines[trap].run, daemon=True).start()
-            return engines[trap], path
+            if first not in engines:
+                engines[first] = Engine(trap, options.step, options.prefill)
+                threading.Thread(target=engines[first].run, daemon=True).start()
+            return engines[first], f"/{rest}"
+
+    def count(self, engine: Engine, prompt: str) -> None:
+        """A request that is measured, and no question of how long a prompt is."""
+        with engine.lock:
+            engine.asked.append(prompt)
+            engine.connections += not self.measured
+        self.measured = True
 
     def event(self, message: Mapping[str, Any]) -> None:
         self.raw(b"data: " + json.dumps(message).encode() + b"\n\n")
@@ -220,17 +242,22 @@ class Handler(BaseHTTPRequestHandler):
         if self.spoils(engine):
             return
         if path == "/metrics" and engine.trap != "no-metrics":
-            lines = {
+            lines: dict[str, float] = {
                 "generation_tokens_total": engine.generated + (7 * engine.finished if engine.trap == "liar" else 0),
                 'realtime_tokens_total{mode="decode"}': engine.decoded,
                 "prompt_tokens_total": engine.prompts,
                 "num_running_reqs": len(engine.jobs) + OTHERS.get(engine.trap, 0),
                 "num_queue_reqs": 0,
             }
+            if engine.trap == "quiet-cache" and engine.asked:  # as SGLang: no sample before the first hit
+                lines['cached_tokens_total{cache_source="device"}'] = engine.prompts - engine.finished
             self.plain(200, "".join(f"sglang:{name} {value}.0\n" for name, value in lines.items()).encode())
         elif path == "/v1/loads" and engine.trap in OTHERS:
             running = len(engine.jobs) + (OTHERS["busy"] if engine.trap == "busy" else 0)
             self.plain(200, json.dumps({"loads": [{"num_running_reqs": running, "num_waiting_reqs": 0}]}).encode())
+        elif path == "/truth":
+            truth = {"requests": len(engine.asked), "prompts": len(set(engine.asked)), "at_once": engine.at_once}
+            self.plain(200, json.dumps(truth | {"connections": engine.connections}).encode())
         elif path == "/server_info":
             graphs = GRAPHS if engine.trap == "graphs" else 256
             told = {"cuda_graph_max_bs": graphs, "max_running_requests": 256, "api_key": "k"}
@@ -250,6 +277,8 @@ class Handler(BaseHTTPRequestHandler):
         tokens = asked.get("max_tokens") or asked.get("max_completion_tokens") or 16
         prompt = 4 + sum(len(str(message["content"]).split()) for message in asked["messages"])
         streaming = asked.get("stream_options") or {}
+        if asked.get("stream") and tokens > 2:
+            self.count(engine, json.dumps(asked["messages"]))
         if engine.trap == "strict" and "continuous_usage_stats" in streaming:
             self.plain(400, b'{"error": {"message": "unknown field"}}')
             return
@@ -273,6 +302,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(1.0 if engine.trap == "slow-start" and engine.begun <= 10 else engine.prefill_ms / 1000)
         with engine.lock:
             engine.jobs.append(job)
+            engine.at_once = max(engine.at_once, len(engine.jobs))
         job.ended.wait()
 
     def log_message(self, *_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ def measured(pyz: Path, url: str, out: Path, *more: str, **env: str) -> tuple[in
     )
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def truth(url: str) -> dict[str, int]:
+    """What a server of lab/traps.py saw of the measured requests."""
+    with urllib.request.urlopen(f"{url}/truth", timeout=10) as answer:
+        told: dict[str, int] = json.load(answer)
+    return told
 
 
 def error_of(events: list[dict[str, Any]]) -> str:
