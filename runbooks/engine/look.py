@@ -172,6 +172,12 @@ def look(
     return seen.answers
 
 
+def waited_for(late: Sequence[Question]) -> str:
+    """For people: what has not answered yet."""
+    more = f" and {len(late) - 2} more" if len(late) > 2 else ""
+    return f"no answer yet, and waited for: {', '.join(map(str, late[:2]))}{more}"
+
+
 def _grouped(questions: Iterable[Question]) -> list[_Group]:
     by_kind: dict[Kind, dict[str, None]] = {}
     for question in questions:

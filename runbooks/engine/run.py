@@ -16,7 +16,7 @@ from runbooks.engine.apply import Stopped, apply
 from runbooks.engine.errors import CheckFailed, RunbookError, StepFailed
 from runbooks.engine.facts import Facts, ask_facts
 from runbooks.engine.follow import follow, list_jobs
-from runbooks.engine.look import Look
+from runbooks.engine.look import Look, waited_for
 from runbooks.engine.report import Reporter
 from runbooks.engine.step import Change, Question, Stage, State, Step, Verdict
 from runbooks.engine.transport import Connection
@@ -125,10 +125,7 @@ class _Run:
     def _await(self, stage: Stage) -> None:
         """What takes longer than all the rest holds up the stage that asks for it, and none above."""
         questions = [question for step in stage.steps for question in step.questions()]
-        late = self._seen.late(questions)
-        more = f" and {len(late) - 2} more" if len(late) > 2 else ""
-        named = ", ".join(map(str, late[:2]))
-        self._say("note", f"{stage.name}: no answer yet, and waited for: {named}{more}", level="info")
+        self._say("note", f"{stage.name}: {waited_for(self._seen.late(questions))}", level="info")
         self._seen.wait(questions)
         self._answers.update(self._seen.answers)
 

@@ -244,10 +244,12 @@ class Connection:
         )
         began = time.monotonic()
         try:
-            self._mend(connection)
             if _is_machine(connection.gateway):
                 with self._turns:
+                    self._mend(connection)
                     connection.gateway.open()
+            else:
+                self._mend(connection)
             connection.open()
         except (OSError, EOFError, paramiko.SSHException) as error:
             met = self._explained(error, connection, time.monotonic() - began)

@@ -5,15 +5,16 @@ What is checked inside a host are the steps of provisioning, looked at and not t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from runbooks.engine.errors import NoAnswer, RunbookError, UsageError
 from runbooks.engine.facts import ask_facts
 from runbooks.engine.look import look as ask
+from runbooks.engine.look import waited_for
 from runbooks.engine.run import Options, planned
-from runbooks.engine.step import Answers, Change, Stage, Step, Verdict
+from runbooks.engine.step import Answers, Change, Question, Stage, Step, Verdict
 from runbooks.engine.transport import Connection
 from runbooks.inventory.shape import Node, Vm
 from runbooks.provision import vm as machines
@@ -52,8 +53,12 @@ def doctor(session: Session, *, node_only: bool = False) -> int:
         def inside(connection: Connection) -> list[Check]:
             host = connection.name
             stages: Build = partial(build, session, host)
+
+            def waiting(late: Sequence[Question]) -> None:
+                session.report.note(f"{waited_for(late)}; all else is answered", host=host)
+
             if host not in vms:
-                return host_checks(connection, stages)
+                return host_checks(connection, stages, waiting)
             seen = found[host].seen
             if seen is not None and not seen.running:
                 text, fix = (
@@ -62,7 +67,7 @@ def doctor(session: Session, *, node_only: bool = False) -> int:
                 return [Check("VM", False, f"it {text}: nothing inside it can be looked at", f"invoke {fix}",
                               "vm-start")]  # fmt: skip
             granted = seen is not None and machines.grants(seen)
-            return host_checks(connection, steps.with_guest(stages, vms[host], granted=granted))
+            return host_checks(connection, steps.with_guest(stages, vms[host], granted=granted), waiting)
 
         for outcome in session.each(inside):
             results = outcome.value if outcome.value is not None else [_unreached(outcome.error)]
@@ -70,10 +75,16 @@ def doctor(session: Session, *, node_only: bool = False) -> int:
     return int(any(failed))
 
 
-def host_checks(connection: Connection, build: Build) -> list[Check]:
-    """The steps of provisioning as they are just now: two exchanges. Raises RunbookError where nobody answers."""
+def host_checks(
+    connection: Connection, build: Build, waiting: Callable[[Sequence[Question]], None] = lambda _late: None
+) -> list[Check]:
+    """The steps of provisioning as they are just now: two exchanges. Raises RunbookError where nobody answers.
+
+    `waiting` is told of questions that take longer than all the rest.
+    """
     stages = build(ask_facts(connection))
-    answers = ask(connection, [q for stage in stages for step in stage.steps for q in step.questions()])
+    questions = [q for stage in stages for step in stage.steps for q in step.questions()]
+    answers = ask(connection, questions, waiting=waiting)
     found: list[Check] = []
     first = ""  # the first stage that would change something: what fails below it may be its consequence
     for stage in stages:

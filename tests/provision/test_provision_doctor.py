@@ -47,7 +47,7 @@ class Host:
 
 def checks(monkeypatch: pytest.MonkeyPatch, stages: list[Stage], answers: Any = None) -> dict[str, Any]:
     monkeypatch.setattr(doctor, "ask_facts", lambda _connection: None)
-    monkeypatch.setattr(doctor, "ask", lambda _connection, _questions: answers or {ASKED: {"rc": 0}})
+    monkeypatch.setattr(doctor, "ask", lambda _connection, _questions, **_how: answers or {ASKED: {"rc": 0}})
     found = doctor.host_checks(Host(), lambda _facts: stages)  # type: ignore[arg-type]
     return {check.name: (check.ok, check.advice, check.detail, check.fix, check.page) for check in found}
 
