@@ -61,7 +61,8 @@ def collectives_hosts(session: Session, *, out: str = "results", force: bool = F
         if outcome.value is not None:
             show(outcome.value, session.report, outcome.host)
     failed = session.tell_errors(outcomes)
-    right = all(outcome.value["ladder"]["word"] == "healthy" for outcome in outcomes if outcome.value is not None)
+    documents = [outcome.value for outcome in outcomes if outcome.value is not None]
+    right = all(told["ladder"]["word"] == "healthy" and not told["errors"] for told in documents)
     return worst(failed, int(not right))
 
 

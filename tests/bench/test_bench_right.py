@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from runbooks.bench import between
 from runbooks.bench.collectives import cli, reduce, torches
 from runbooks.bench.collectives.group import Emit, Outcome
+from runbooks.engine.report import Reporter
+from runbooks.session import Session
+from tests.recorder import Recorder
 
 RANKS = 8  # as many as there are cards
 SIZE = 12_288 * RANKS
@@ -132,3 +137,22 @@ def test_what_the_host_gets_back_wrong_is_an_error(
     monkeypatch.setattr(cli, "together", together)
     told = cli.measure(cli.arguments([]), tmp_path)
     assert [one["text"] for one in told["errors"]] == errors
+
+
+@pytest.mark.parametrize(
+    ("change", "rc"),
+    [
+        ({}, 0),
+        ({"ladder": {"word": "wrong data", "why": ["0 -> 1: copy arrived wrong"]}}, 1),
+        ({"errors": [{"part": "host copies", "state": "wrong data", "text": "GPU 1: not what was sent came back"}]}, 1),
+    ],
+)
+def test_a_measurement_that_found_anything_wrong_does_not_end_with_0(change: dict[str, Any], rc: int) -> None:
+    said, told = Recorder(), json.loads((Path(__file__).parent / "data" / "collectives-two-h200.json").read_text())
+    session = SimpleNamespace(
+        each=lambda _: [SimpleNamespace(value=told | change, host="glm5-a")],
+        report=Reporter(said),
+        tell_errors=lambda _: 0,
+    )
+    assert between.collectives_hosts(cast(Session, session)) == rc
+    assert any("wrong" in event.text for event in said.events) is bool(rc)
