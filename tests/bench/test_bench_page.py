@@ -29,7 +29,9 @@ addEventListener('load', () => {
   const asked = performance.getEntriesByType('resource').map(one => one.name);
   const told = {wide, charts: svgs.length, empty: empty.length, asked,
     size: Math.min(...svgs.flatMap(svg => [...svg.querySelectorAll('text')].slice(0, 1)
-      .map(one => one.getBoundingClientRect().height)))};
+      .map(one => one.getBoundingClientRect().height))),
+    dark: matchMedia('(prefers-color-scheme: dark)').matches,
+    back: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color};
   document.body.setAttribute('data-told', JSON.stringify(told));
   parent.postMessage(JSON.stringify(told), '*');
 });
@@ -74,6 +76,16 @@ def test_nothing_fails_nothing_is_fetched_and_everything_fits(page: Path, name: 
     assert '"empty":0' in said, said
     assert int(re.search(r'"charts":(\d+)', said)[1]) >= 10  # type: ignore[index]
     assert float(re.search(r'"size":([\d.]+)', said)[1]) >= 8.0, said  # type: ignore[index]  # px: readable
+
+
+@pytest.mark.parametrize(
+    ("dark", "back", "ink"), [(False, "246, 247, 249", "23, 32, 43"), (True, "15, 20, 27", "230, 235, 241")]
+)
+def test_it_follows_the_readers_light_or_dark(page: Path, dark: bool, back: str, ink: str) -> None:
+    seen = browse(page, "--dump-dom", f"--blink-settings=preferredColorScheme={0 if dark else 1}")
+    said = re.search(r'data-told="([^"]+)"', seen)[1].replace("&quot;", '"')  # type: ignore[index]
+    assert f'"dark":{str(dark).lower()}' in said, said
+    assert f'"back":"rgb({back})","ink":"rgb({ink})"' in said, said
 
 
 def test_it_prints(page: Path, tmp_path: Path) -> None:

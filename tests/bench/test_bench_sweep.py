@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -93,6 +94,8 @@ def test_a_sweep_comes_home_with_all_that_judges_it(
     assert recompute(result.folder).differences == ()
     run: dict[str, Any] = json.loads((result.folder / "run.json").read_text())
     assert run["release"]["number"] == 3
+    assert (tmp_path / "tools" / f"loadgen-{run['tool']['loadgen']}.pyz").exists()  # the one that was pushed
+    assert run["tool"]["version"] == metadata.version("glm-runbooks")
     assert {event.kind for event in said.events} >= {"progress", "note"}
     left = [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert left == []  # the key is nowhere: no job, no log, no result
@@ -192,6 +195,7 @@ def test_any_server_by_its_address(port: int, tmp_path: Path, monkeypatch: pytes
     folder = next(tmp_path.iterdir())
     point = json.loads((folder / "points.json").read_text())["points"][0]
     assert point["faults"] == []
+    assert set(json.loads((folder / "run.json").read_text())["tool"]) >= {"version", "loadgen"}
     assert recompute(folder).differences == ()
     assert json.loads((folder / "points.json").read_text())["verdict"]["word"] == "no verdict"
     assert "unknown cards" in (folder / "report.html").read_text()
