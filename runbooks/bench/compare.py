@@ -84,7 +84,8 @@ def _likeness(before: BenchResult, now: BenchResult) -> dict[str, tuple[Any, Any
         loadgen = run["loadgen"]
         shown = {"model": run["model"]["source"], "cards": f"{run['gpus']['count']} x {run['gpus']['name']}"}
         shown |= {"tokens in": loadgen["input_len"], "tokens out": loadgen["output_len"], "API": loadgen["api"]}
-        shown |= {"sampling": f"temperature {loadgen['temperature']:g}, top_p {loadgen['top_p']:g}"}
+        told = {name: f"{loadgen[name]:g}" for name in ("temperature", "top_p") if name in loadgen}
+        shown |= {"sampling": ", ".join(f"{name} {value}" for name, value in told.items()) or "not told"}
         shown |= {"workload": loadgen.get("workload") or "none named", "lengths": _lengths(loadgen)}
         return shown | {
             "shared prefix": loadgen.get("shared_len", 0),

@@ -57,6 +57,7 @@ from runbooks.inventory.shape import ModelShape
 from runbooks.paths import expand, home
 
 FORMAT = 1
+RUNS = ("*/run.json", "*-tune/*/run.json")  # below results/: of sweeps, and of the sweeps of an experiment
 
 
 def named(text: str | Path, below: str | Path = "") -> Path:
@@ -64,7 +65,8 @@ def named(text: str | Path, below: str | Path = "") -> Path:
     folder, root = expand(text), expand(below or home("results"))
     if folder.exists() or "/" in str(text) or not str(text).strip("."):
         return folder
-    found = sorted(path.parent for path in root.glob("*/run.json") if str(text) in path.parent.name)
+    runs = (path.parent for places in RUNS for path in root.glob(places))
+    found = sorted(run for run in runs if str(text) in run.name)
     if len(found) > 1:
         names = [path.name for path in found]
         raise UsageError(f"{text}: more than one run in {root} has that in its name", details=names[-5:])
@@ -133,7 +135,7 @@ def assess(folder: Path) -> BenchResult:
     logs = sorted((folder / "raw").glob("*.bin"))
     for point in points_of((log.name, rawlog.decode(log.read_bytes())) for log in logs):
         point["hardware"] = hardware.within(samples, point["windows"])
-        point["faults"] = faults(point, limits, ceiling)
+        point["faults"] = faults(point, limits, ceiling, run["loadgen"].get("self_check"))
         if not run.get("about"):  # an experiment, and it says of what kind
             point["faults"] += without_sense(point, run.get("canary"))
         point["valid"] = not point["faults"]

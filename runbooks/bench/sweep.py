@@ -22,7 +22,7 @@ from runbooks.bench.loadgen.run import STATE
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
 from runbooks.canary import run_canary
 from runbooks.engine.artefact import push_zipapp
-from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -215,7 +215,7 @@ def url_of(server: Server) -> str:
 
 def _failure(error: dict[str, Any] | None, rc: int, tail: tuple[str, ...], host: str) -> RunbookError:
     if error and error["kind"] == "busy":
-        return RunbookError(
+        return CheckFailed(
             error["text"],
             host=host,
             step="bench",

@@ -21,6 +21,8 @@ QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
 SPLIT_GAIN = 0.02  # what a second client process may find more, beyond the noise
 PASSES_APART = 0.05  # between two passes over the sweep, beyond the noise
 KEPT_UP = 0.90  # requests that ended against those that were due, in an open loop
+HEADROOM = 2.0  # times what a point needs, that a client which fell behind the null server must have read of it
+CAUGHT = 0.995  # of the null server's chunks
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,13 @@ class Limits:
         )
 
 
-def faults(point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None) -> list[str]:
-    """Why this point is INVALID; an empty list: it is VALID. Of one that was interrupted nothing else can be told."""
+def faults(
+    point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None, check: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Why this point is INVALID; an empty list: it is VALID. Of one that was interrupted nothing else can be told.
+
+    `check` is what the null server says of the client.
+    """
     if point["interrupted"]:
         return _requests(point)
     return [
@@ -71,6 +78,7 @@ def faults(point: Mapping[str, Any], limits: Limits, ceiling: Ceiling | None) ->
         *_inputs(point),
         *_server(point, limits),
         *_client(point),
+        *_headroom(point, check),
         *_passes(point),
         *_open(point),
         *_roofline(point, ceiling),
@@ -82,6 +90,8 @@ def _requests(point: Mapping[str, Any]) -> list[str]:
     requests = point["requests"]
     if point["interrupted"]:
         found.append("interrupted before its window was over")
+    elif point.get("given_up"):
+        found.append("given up early: nearly every request failed")
     elif not requests["sent"] or not point["tok_s"]:
         found.append("no tokens came within the window")
     if requests["failed"] > FAILED_SHARE * requests["sent"]:
@@ -160,6 +170,17 @@ def _client(point: Mapping[str, Any]) -> list[str]:
     if client["cpu_share"] > CPU_SHARE:
         found.append(f"the client was near its limit: {client['cpu_share']:.0%} of a core in one process")
     return found + late(point)
+
+
+def _headroom(point: Mapping[str, Any], check: Mapping[str, Any] | None) -> list[str]:
+    """Where the client did not keep up with the null server: whether it could have read what this point needs."""
+    if not check or check["ok"]:
+        return []
+    if check["caught"] < CAUGHT * check["expected"]:
+        return [f"the client lost chunks of the null server: {check['caught']} of {check['expected']} came"]
+    if check["seen_rate"] < HEADROOM * point["tok_s"]:
+        return [f"the client reads {check['seen_rate']:,.0f} chunks/s at most, and {point['tok_s']:,.0f} came"]
+    return []
 
 
 def _passes(point: Mapping[str, Any]) -> list[str]:

@@ -137,6 +137,7 @@ def summary(logs: Sequence[Log]) -> dict[str, Any]:
         "lengths": point.get("lengths") or f"{point['input_len']} in, {point['output_len']} out",
         "shared_len": point.get("shared_len", 0),
         "interrupted": any(log.point["interrupted"] for log in logs),
+        "given_up": any(log.point.get("given_up") for log in logs) or None,
         "window_s": window,
         "windows": [list(log.window) for log in logs],
         "full_share": full / max(1e-9, window),
