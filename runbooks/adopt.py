@@ -20,6 +20,7 @@ import yaml
 
 from runbooks import paths
 from runbooks.engine.errors import CheckFailed, UsageError
+from runbooks.engine.look import AT_MOST
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
 from runbooks.inventory import load
@@ -44,6 +45,7 @@ print(json.dumps({d.metadata["Name"]: d.version for d in m.distributions() if d.
 """
 
 _LOOK = """\
+{at_most}
 say() {{ printf '%s %s\\n' "$1" "$(base64 -w0)"; }}
 pid=$(pgrep -of '[s]glang(\\.| )(launch_server|serve)|[l]aunch\\.py')
 if [ "$pid" ]; then
@@ -56,7 +58,7 @@ if [ "$pid" ]; then
   "$python" -I -c {packages} 2>/dev/null | say packages
 fi
 cat /sys/module/nvidia/version 2>/dev/null | say module
-timeout 8 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader,nounits 2>/dev/null | say gpus
+at_most 8 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader,nounits 2>/dev/null | say gpus
 """
 
 
@@ -121,7 +123,7 @@ _HEAD = """\
 
 def look(connection: Connection) -> Found:
     """One exchange. Raises CheckFailed where no SGLang runs."""
-    answer = connection.ask(_LOOK.format(packages=shlex.quote(_PACKAGES)), deadline=60)
+    answer = connection.ask(_LOOK.format(at_most=AT_MOST, packages=shlex.quote(_PACKAGES)), deadline=60)
     pairs = (line.partition(" ") for line in answer.out.splitlines() if " " in line)
     return read({name: base64.b64decode(text).decode("utf-8", "replace") for name, _, text in pairs}, connection.name)
 

@@ -24,7 +24,7 @@ from runbooks.inventory.shape import Login
 from runbooks.paths import expand, home
 
 DEFAULT_INVENTORY = "inventory.yaml"
-JUMP_LOGINS = 6  # at once, at jump hosts: an sshd drops some of a burst (MaxStartups 10:30:100), and is not ours alone
+JUMP_LOGINS = 5  # at once, at jump hosts: an sshd drops some of a burst (MaxStartups 10:30:100), and is not ours alone
 
 T = TypeVar("T")
 

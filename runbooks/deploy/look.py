@@ -11,6 +11,7 @@ from runbooks import paths
 from runbooks.deploy.releases import Release, parse
 from runbooks.deploy.unit import Plan
 from runbooks.engine.errors import CheckFailed
+from runbooks.engine.look import AT_MOST
 from runbooks.engine.secret import Secret
 from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
@@ -22,9 +23,11 @@ WRITTEN = (paths.RELEASES, paths.RUNTIMES, paths.JOBS, paths.DIAGNOSIS, str(Pure
 """What a deploy, its jobs and a server that starts write to."""
 ROOM = 200e6  # bytes: a job's log may take 64 MiB, the bundle of a failure and compiled kernels the rest
 FILES = 200  # of a file system that counts them
+HUNG = 15  # seconds after which nvidia-smi is called hung
 
 # Each part says its name first; each is bounded, since nvidia-smi can hang for ever on a lost GPU.
 _LOOK = """\
+{at_most}
 echo '{mark}current'; readlink {current}
 echo '{mark}releases'
 for f in {releases}/[0-9]*/release.json; do [ -e "$f" ] && tr -d '\\n' <"$f" && echo; done
@@ -42,9 +45,9 @@ echo '{mark}port'
 for p in $(ss -Hltnp 'sport = :{port}' 2>/dev/null | grep -o 'pid=[0-9]*' | cut -d= -f2 | sort -u); do
   grep -q '/{unit}$' /proc/$p/cgroup || echo "$p $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-120)"
 done
-echo '{mark}gpus'; timeout -k 1 20 nvidia-smi --query-gpu=index --format=csv,noheader 2>&1; echo "rc=$?"
+echo '{mark}gpus'; at_most {hung} nvidia-smi --query-gpu=index --format=csv,noheader 2>&1; rc=$?; echo "rc=$rc"
 echo '{mark}held'
-timeout -k 1 20 nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits 2>/dev/null |
+[ "$rc" -ne 0 ] || at_most {hung} nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits 2>&1 |
 while IFS=', ' read -r p mib; do
   [ -e "/proc/$p/cgroup" ] && ! grep -q '/{unit}$' "/proc/$p/cgroup" &&
     echo "$p ($mib MiB) $(tr '\\0' ' ' </proc/$p/cmdline | cut -c1-100)"
@@ -52,7 +55,7 @@ done
 echo '{mark}room'
 for p in {written}; do
   while [ ! -e "$p" ]; do p=$(dirname -- "$p"); done
-  timeout -s KILL 5 df -B1 --output=avail,itotal,iavail,target -- "$p" 2>/dev/null | tail -n 1
+  at_most 5 df -B1 --output=avail,itotal,iavail,target -- "$p" 2>/dev/null | tail -n 1
 done | sort -u
 echo '{mark}key'; [ -e {current}/api-key ] && cmp -s - {current}/api-key && echo same
 """
@@ -118,6 +121,8 @@ def look(
 ) -> Host:
     """Ask everything in one exchange. `runtimes` are the folders that will do, best first."""
     script = _LOOK.format(
+        at_most=AT_MOST,
+        hung=HUNG,
         mark=MARK,
         current=paths.CURRENT,
         releases=paths.RELEASES,
@@ -242,7 +247,7 @@ def _check_gpus(host: Host, plan: Plan, name: str) -> None:
     if host.gpus is None:
         hung = host.gpu_lines[-1:] in (("rc=124",), ("rc=137",))
         raise CheckFailed(
-            "nvidia-smi does not answer: it hung for 20 s" if hung else "nvidia-smi failed",
+            f"nvidia-smi does not answer: it hung for {HUNG} s" if hung else "nvidia-smi failed",
             host=name,
             step="deploy",
             details=host.gpu_lines[:3],

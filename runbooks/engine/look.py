@@ -23,6 +23,18 @@ LARGEST = 4 * 1024 * 1024  # bytes of one group's answer; one that says more has
 WRITTEN = 16 * 1024 * 1024  # bytes of a file that a question may write: what it says lies in the host's memory
 TURN = 0.2  # seconds between two looks whether a late answer is there
 
+AT_MOST = """\
+at_most() {
+  _d=$(mktemp -d) _s=$1 _i=0; shift
+  ( timeout -k 1 "$_s" "$@" </dev/null >"$_d/out" 2>"$_d/err"
+    echo $? >"$_d/new"; mv "$_d/new" "$_d/rc" ) >/dev/null 2>&1 &
+  while [ ! -e "$_d/rc" ] && [ "$_i" -lt $((_s * 10 + 20)) ]; do sleep 0.1; _i=$((_i + 1)); done
+  cat "$_d/out"; cat "$_d/err" >&2; _s=$(cat "$_d/rc" 2>/dev/null || echo 124); rm -rf "$_d"; return "$_s"
+}
+"""
+"""Shell text for a script of one's own: `at_most SECONDS COMMAND...`. What waits in the kernel cannot be killed, and
+`timeout` would wait for its end: it is left behind, and the exit code is 124."""
+
 _PROLOGUE = """\
 D=$(mktemp -d "${{T:-/tmp}}/look.XXXXXXXX") && cd "$D" && mkfifo done && exec 3<>done || exit 1
 ulimit -f {blocks}

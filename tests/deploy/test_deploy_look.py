@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbooks.deploy.look import MISSING, ROOM, WRITTEN, look, read
+from runbooks.engine.look import AT_MOST
 from runbooks.engine.step import quote
 from tests.deploy.deploy_fake import FakeHost
 
@@ -76,7 +77,7 @@ def test_the_room_is_asked_of_the_nearest_folder_that_exists(tmp_path: Path) -> 
     (script,) = host.asked
     part = script.partition("-- rb: room'\n")[2].partition("echo '-- rb: key'")[0]
     assert all(path in part for path in WRITTEN)
-    here = part.replace(WRITTEN[0], str(tmp_path / "not/there/yet"))
+    here = AT_MOST + part.replace(WRITTEN[0], str(tmp_path / "not/there/yet"))
     lines = subprocess.run(["sh", "-c", here], capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines
     for line in lines:

@@ -65,8 +65,9 @@ def alive(guest: Guest) -> list[str]:
 
 
 def test_a_limit_ends_every_process_of_a_job(guest: Guest, connection: Connection) -> None:
-    result = run_job(connection, "limited", escaping(guest), limit=4, report=quiet())
-    assert (result.rc, result.tail[-2:]) == (124, ("escaped", "4 s are over: the job was ended"))
+    result = run_job(connection, "limited", escaping(guest), limit=8, report=quiet())
+    assert (result.rc, "escaped" in result.tail) == (124, True)
+    assert "8 s are over: the job was ended" in result.tail
     assert alive(guest) == []
     assert guest.run("systemctl list-units --no-legend --all 'rb-limited-*'").stdout == ""
 
@@ -81,7 +82,7 @@ def test_a_cancel_ends_every_process_of_a_job(guest: Guest, connection: Connecti
                 assert follow.cancel(second, job.label) == "cancelled"
 
         result = run_job(connection, "ended", escaping(guest), limit=60, report=quiet(), on_line=cancel)
-    assert (result.rc, result.tail[-1]) == (143, "cancelled")
+    assert (result.rc, "cancelled" in result.tail) == (143, True)
     assert alive(guest) == []
 
 

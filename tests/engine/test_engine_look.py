@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from runbooks.engine import look as engine_look
 from runbooks.engine.errors import StepFailed
 from runbooks.engine.facts import ask_facts
-from runbooks.engine.look import look
+from runbooks.engine.look import AT_MOST, look
 from runbooks.engine.run import planned
 from runbooks.engine.step import NO_ANSWER, TOO_MUCH, Answers, Kind, Question, State, shell
 from runbooks.engine.transport import Connection
@@ -125,3 +126,14 @@ def test_facts_are_one_exchange(local: Connection) -> None:
     assert facts.cores >= 1
     assert facts.memory_bytes > 2**28
     assert len(facts.boot_id) == 36
+
+
+def test_what_cannot_be_killed_is_left_behind(local: Connection, tmp_path: Path) -> None:
+    """As nvidia-smi after an Xid 79, which `timeout` itself would wait for: one that never returns stands for it."""
+    answer = local.ask(f"{AT_MOST}at_most 9 sh -c 'echo x; echo y >&2; exit 3'; echo rc=$?")
+    assert (answer.out, answer.err) == ("x\nrc=3\n", "y\n")
+    (tmp_path / "timeout").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "timeout").chmod(0o755)
+    began = time.monotonic()
+    assert local.ask(f"{AT_MOST}PATH={tmp_path}:$PATH; at_most 1 echo x; echo rc=$?", deadline=20).out == "rc=124\n"
+    assert time.monotonic() - began < 15

@@ -119,10 +119,10 @@ def test_a_way_over_a_jump_host_that_breaks_is_told_by_the_machine_that_it_is(
 
 @pytest.mark.slow
 def test_many_hosts_behind_one_jump_host_never_come_in_a_burst(world: World, lab: Lab, tmp_path: Path) -> None:
-    """Its sshd would drop the eighth that has not logged in yet."""
+    """Its sshd drops the eleventh that has not logged in yet."""
     bastion = lab.add()
     try:
-        bastion.run("echo 'MaxStartups 7:100:7' >/etc/ssh/sshd_config.d/00-few.conf && systemctl reload ssh")
+        bastion.run("echo 'MaxStartups 10:100:10' >/etc/ssh/sshd_config.d/00-few.conf && systemctl reload ssh")
         world.sh(f"echo 'MaxStartups 100' >{SSHD} && systemctl reload ssh")
         world.undo(f"rm -f {SSHD}; systemctl reload ssh")
         inventory = yaml.safe_load(lab.inventory.read_text())
