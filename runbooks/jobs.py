@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from runbooks.engine import follow
+from runbooks.engine.apply import STOPPED
 from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.follow import Job
 from runbooks.engine.report import local_time, span
@@ -16,6 +17,7 @@ _STATES = {
     "killed": "killed",
     "restart": "cut off by a restart of the host",
     "0": "done",
+    str(STOPPED): "stopped as asked, between two steps",
     "124": "ended at its limit",
     "143": "cancelled",
 }

@@ -44,14 +44,16 @@ tail -c +{next} log | head -c 262144
 _LIST = """\
 cd {jobs} 2>/dev/null || exit 0
 boot=$(cat /proc/sys/kernel/random/boot_id)
-starting() {{  # launched a moment ago, and its supervisor has not come up yet
-  [ -e "$job/launched" ] && [ ! -e "$job/pid" ] || return 1
-  age=$(( $(date +%s) - $(stat -c %Y "$job/launched" || echo 0) )); [ "$age" -ge 0 ] && [ "$age" -le {grace:.0f} ]
+starting() {{  # made or launched a moment ago, and its supervisor has not come up yet
+  [ ! -e "$job/pid" ] || return 1
+  made="$job/launched"; [ -e "$made" ] || made="$job/boot_id"
+  age=$(( $(date +%s) - $(stat -c %Y "$made" || echo 0) )); [ "$age" -ge 0 ] && [ "$age" -le {grace:.0f} ]
 }}
 for job in $(ls -1tr); do
   [ -e "$job/lock" ] || continue
-  if [ -e "$job/rc" ]; then state=$(cat "$job/rc"); ended=$(stat -c %Y "$job/rc")
-  elif ! flock -n "$job/lock" true || starting; then state=running; ended=$(date +%s)
+  # In this order: it may come up, or end, between two of our looks, and is dead only where nobody holds its lock.
+  if [ ! -e "$job/rc" ] && {{ starting || ! flock -n "$job/lock" true; }}; then state=running; ended=$(date +%s)
+  elif [ -e "$job/rc" ]; then state=$(cat "$job/rc"); ended=$(stat -c %Y "$job/rc")
   else ended=$(stat -c %Y "$job/log"); [ "$(cat "$job/boot_id")" = "$boot" ] && state=killed || state=restart; fi
   printf '%s %s %s %s %s %s\\n' "$job" "$state" "$(stat -c %Y "$job/boot_id")" "$ended" \
     "$(base64 -w0 <"$job/about" 2>/dev/null || :)." "$(tail -c 2000 "$job/log" | base64 -w0)."

@@ -91,6 +91,23 @@ def test_a_job_is_listed_followed_ended_and_told_of(session: Session, recorder: 
         jobs.cancel_job(session, "")
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('[ ! -e "$JOB/x" ] || exit 1; exit 79', "stopped as asked, between two steps"),
+        ("exit 3", "failed with exit code 3"),
+        ("true", "done"),
+    ],
+)
+def test_how_a_job_ended_is_said_in_words(
+    session: Session, recorder: Recorder, tmp_path: Path, script: str, said: str
+) -> None:
+    with here(tmp_path) as connection:
+        run_job(connection, "ends", script, limit=20, report=Reporter(Recorder()))
+    jobs.tell_result(session, "ends")
+    assert said in told(recorder)
+
+
 def test_a_lock_is_taken_away_and_its_holder_named(
     session: Session, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

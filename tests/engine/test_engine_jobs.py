@@ -212,6 +212,35 @@ def test_the_list_tells_how_each_job_stands(local: Connection) -> None:
     assert (bad.state, bad.tail, bad.changes) == ("3", ('é "x"',), True)
 
 
+LOCKED = 'flock -n "$job/lock" true'
+BETWEEN = {
+    "it comes up": (f"{{{{ {LOCKED} && sleep 1; }}}}", "sleep 0.4 && setsid sh", "sleep 3", "running"),
+    "it ends": (f"{{{{ sleep 1; {LOCKED}; }}}}", "setsid sh", "sleep 0.5", "0"),
+}
+
+
+@pytest.mark.parametrize(("look", "launch", "script", "state"), BETWEEN.values(), ids=BETWEEN)
+def test_a_job_that_comes_up_or_ends_between_two_looks_is_not_called_killed(
+    local: Connection, monkeypatch: pytest.MonkeyPatch, look: str, launch: str, script: str, state: str
+) -> None:
+    assert LOCKED in follow._LIST
+    monkeypatch.setattr(follow, "_LIST", follow._LIST.replace(LOCKED, look))
+    monkeypatch.setattr(jobs, "_LAUNCH", jobs._LAUNCH.replace("setsid sh", launch))
+    label = f"between-{jobs._content_hash(script, {})}"
+    assert jobs._create(local, label, script, {"name": "between", "changes": True}) == "created"
+    assert [job.state for job in list_jobs(local)] == ["running"]  # made, and about to be launched
+    jobs._launch(local, "between", label, 20, changes=True, run="")
+    assert [job.state for job in list_jobs(local)] == [state]
+    local.ask(f"flock {paths.JOBS}/{label}/lock true", deadline=20)
+
+
+def test_a_job_that_was_made_and_never_launched_is_dead_after_a_while(local: Connection) -> None:
+    label = f"never-{jobs._content_hash(':', {})}"
+    assert jobs._create(local, label, ":", {"name": "never", "changes": True}) == "created"
+    local.ask(f"touch -d '1 minute ago' {paths.JOBS}/{label}/boot_id")
+    assert [job.state for job in list_jobs(local)] == ["killed"]
+
+
 def test_a_jobs_times_are_the_hosts_own(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller whose clock is a year behind does not make a job of seconds one of a year."""
     with monkeypatch.context() as behind:
