@@ -21,6 +21,8 @@ COLUMNS = ("load", "before", "now", "change", "noise", "")
 # Of /server_info: what a run is told apart by, and not what moves by itself.
 MOVING = ("internal_states", "pid", "uptime", "version_", "random_seed", "host", "port", "launch", "time", "nccl_port")
 
+ONE_PASS = 0.01  # of the rate: by so much may two sweeps of one machine differ, which no interval of one of them tells
+
 
 @dataclass(frozen=True)
 class Point:
@@ -73,10 +75,19 @@ def compare(before: BenchResult, now: BenchResult) -> Comparison:
 def _point(one: Mapping[str, Any], other: Mapping[str, Any]) -> Point:
     """Independent intervals of both rates make that of their ratio, as relative errors add in squares."""
     before, now = one["tok_s"], other["tok_s"]
-    noise = None
-    if one["tok_s_ci"] is not None and other["tok_s_ci"] is not None:
-        noise = now / before * math.hypot(one["tok_s_ci"] / before, other["tok_s_ci"] / now)
+    halves, noise = (_half(one), _half(other)), None
+    if halves[0] is not None and halves[1] is not None:
+        noise = now / before * math.hypot(halves[0] / before, halves[1] / now)
     return Point(load(one), other["concurrency"], before, now, now / before - 1.0, noise)
+
+
+def _half(point: Mapping[str, Any]) -> float | None:
+    """Half of what a rate is known to: no less than what lies between its passes, and of one pass nobody knows that."""
+    if point["tok_s_ci"] is None:
+        return None
+    rates = [one["tok_s"] for one in point.get("repeats") or ()]
+    apart = (max(rates) - min(rates)) / 2 if len(rates) > 1 else ONE_PASS * point["tok_s"]
+    return float(max(point["tok_s_ci"], apart))
 
 
 def _likeness(before: BenchResult, now: BenchResult) -> dict[str, tuple[Any, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runbooks.bench import assess, provenance
+from runbooks.bench import assess, compare, provenance
 from runbooks.bench.report import texts
 from runbooks.bench.results import BenchResult
 from tests.bench.played import Played, reading
@@ -66,5 +68,23 @@ def test_colour_is_there_beyond_the_noise_and_only_there(tmp_path: Path) -> None
     for now, before, expected in ((quicker, one, (7, 0)), (one, quicker, (0, 7))):
         page = texts(now, before)["report.html"]
         assert (page.count('class="faster"'), page.count('class="slower"')) == expected
-    page = texts(one, one)["report.html"]
-    assert (page.count('class="faster"'), page.count('class="slower"'), page.count("no difference")) == (0, 0, 7)
+    seen = {"no difference": 0, 'class="faster"': 0, 'class="slower"': 0}
+    for number in range(2, 6):  # of the same machine: what lies between two sweeps is in neither's own interval
+        page = texts(played(tmp_path / str(number), slower=3.0, noise=number), one)["report.html"]
+        for word in seen:
+            seen[word] += page.count(word)
+    assert sum(seen.values()) == 28
+    assert seen["no difference"] >= 26  # one in twenty lies outside of an interval of 95 %
+
+
+def test_what_lies_between_two_passes_is_noise() -> None:
+    def point(*rates: float) -> dict[str, Any]:
+        mean = sum(rates) / len(rates)
+        return {"concurrency": 8, "tok_s": mean, "tok_s_ci": 0.5, "repeats": [{"tok_s": rate} for rate in rates]}
+
+    apart = compare._point(point(100.0, 104.0), point(104.0, 106.0))
+    assert apart.noise == pytest.approx(105 / 102 * math.hypot(2 / 102, 1 / 105))
+    assert apart.word == "faster"
+    assert compare._point(point(100.0, 106.0), point(104.0, 106.0)).word == "no difference"
+    assert compare._point(point(100.0), point(101.0)).word == "no difference"  # each 1 % by itself
+    assert compare._point(point(100.0), point(103.0)).word == "faster"
