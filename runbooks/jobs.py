@@ -42,7 +42,7 @@ def follow_job(session: Session, word: str) -> int:
         _tell_end(session, connection.name, job.label, str(result.rc), result.tail[-1:])
         return result.rc == 0
 
-    return _on_one(session, word, watch)
+    return _on_one(session, word, watch, at_work=True)
 
 
 def tell_result(session: Session, word: str) -> int:
@@ -61,17 +61,22 @@ def cancel_job(session: Session, word: str) -> int:
     def end(connection: Connection, job: Job) -> bool:
         if job.state != "running":
             _tell_end(session, connection.name, job.label, job.state, ())
-        elif session.consent(f"{connection.name}: {job.name}, begun by {job.who}, is at work. End it?"):
+        elif session.consent(f"{job.name} on {connection.name}, begun by {job.who}, is at work. End it?"):
             session.report.note(f"{job.label}: {follow.cancel(connection, job.label)}", host=connection.name)
         return True
 
-    return _on_one(session, word, end)
+    return _on_one(session, word, end, at_work=True)
 
 
-def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]) -> int:
-    """Do something with the job that `word` means on each host. A host that has none is left out, unless all have."""
+def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool], *, at_work: bool = False) -> int:
+    """Do something with the job that `word` means on each host. A host that has none is left out, unless all have.
+
+    `at_work`: where it is at work on one host, what ended long ago on the others is not meant.
+    """
     jobs = {outcome.host: outcome for outcome in session.each(follow.list_jobs)}
     meant = {host: _meant(host, outcome.value or [], word) for host, outcome in jobs.items()}
+    if at_work and any(job is not None and job.state == "running" for job in meant.values()):
+        meant = {host: job if job is not None and job.state == "running" else None for host, job in meant.items()}
     unasked = session.tell_errors(list(jobs.values()))
     if unasked and not any(meant.values()):
         return unasked  # a host that gave no answer may have it

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from runbooks.engine.errors import UsageError, worst
-from runbooks.engine.fleet import Fleet, Interrupt, Outcome, Rollout
+from runbooks.engine.fleet import Fleet, Interrupt, NotStarted, Outcome, Rollout
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -190,7 +190,7 @@ class Session:
     def tell_errors(self, outcomes: Sequence[Outcome[T]]) -> int:
         """Say each host's error. The exit code: 0 without one, 2 where all are mistakes of ours, else 1."""
         failed = [(outcome.error, outcome.host) for outcome in outcomes if outcome.error is not None]
-        for error, host in failed:
+        for error, host in sorted(failed, key=lambda one: isinstance(one[0], NotStarted)):  # the cause comes first
             self.report.failed(error, host=host)
         return worst(0, *(error.exit_code for error, _ in failed))
 

@@ -55,7 +55,6 @@ def provision(
         return below.converge(connection, partial(build, session, connection.name))
 
     outcomes = session.each(one, gently=not check, failed=lambda result: bool(result.failed))
-    session.tell_errors(outcomes)
     code = _summary(session, outcomes, check=check)
     return INTERRUPTED if session.interrupt else code
 
@@ -81,7 +80,7 @@ def _known(words: Sequence[str]) -> frozenset[str]:
 def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check: bool) -> int:
     report = session.report
     changes = False
-    codes = [outcome.error.exit_code for outcome in outcomes if outcome.error is not None]
+    codes: list[int] = []
     for result in (outcome.value for outcome in outcomes if outcome.value is not None):
         for error in result.failed:
             report.failed(error, host=result.host)
@@ -95,6 +94,7 @@ def _summary(session: Session, outcomes: Sequence[Outcome[HostResult]], *, check
             state = "would-change" if result.would_change else "changed" if result.changed else "ok"
             counts = {"unchanged": result.unchanged, "changed": result.changed, "would_change": result.would_change}
             report.emit("result", _sentence(result, check=check), host=result.host, state=state, **counts)
+    codes.append(session.tell_errors(outcomes))
     if len(outcomes) > 1:
         columns = ["host", "", "changed", "would change", "as it should be", "what"]
         report.table("summary", columns, [_row(outcome, check=check) for outcome in outcomes])

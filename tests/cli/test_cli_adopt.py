@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +117,36 @@ def test_a_host_without_a_server_says_so() -> None:
 def test_values_are_completed(words: list[str], offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert offered in (offer(["invoke", *words]) or [])
+
+
+ASK = """\
+source <(invoke --print-completion-script bash)
+function=$(complete -p invoke | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}
+"$function" invoke "${{COMP_WORDS[-1]}}" "${{COMP_WORDS[-2]}}"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.served
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("invoke health --hosts ", "glm5-a"),
+        ("invoke health --hosts gl", "glm5-a"),
+        ("invoke deploy --profile fi", "final"),
+        ("invoke runbook nan-o", "nan-output"),
+        ("invoke adopt ", "glm5-a"),
+        ("invoke prov", "provision"),
+        ("invoke provision --ser", "--serial"),
+    ],
+)
+def test_a_real_shell_completes(line: str, offered: str) -> None:
+    words = " ".join(f"'{word}'" for word in line.split(" "))
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = ASK.format(words=words, line=line)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+    assert offered in done.stdout.split(), done.stdout + done.stderr
 
 
 def test_what_invoke_completes_is_left_to_it() -> None:

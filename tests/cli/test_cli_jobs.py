@@ -18,6 +18,7 @@ from runbooks import jobs, paths
 from runbooks.audit import tell_changes, unlock_hosts
 from runbooks.engine import lock
 from runbooks.engine.errors import UsageError
+from runbooks.engine.follow import Job, JobResult
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection, Target
@@ -89,6 +90,37 @@ def test_a_job_is_listed_followed_ended_and_told_of(session: Session, recorder: 
         jobs.follow_job(session, "lnog")
     with pytest.raises(UsageError, match="there is no job at work"):
         jobs.cancel_job(session, "")
+
+
+def test_what_ended_elsewhere_is_not_followed_nor_cancelled_beside_what_is_at_work(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`jobs.follow base` on a fleet: the log of last week's on every other host would drown the one."""
+    states = {"a": "0", "b": "running", "c": "143"}
+    done: list[str] = []
+
+    def connect(_session: Session, name: str) -> Connection:
+        return LocalConnection(Target(name=name, address="127.0.0.1", known_hosts=tmp_path / "known_hosts"))
+
+    def one(connection: Connection, *_label: str, **_options: object) -> JobResult:
+        done.append(connection.name)
+        return JobResult(0, (), 1.0, "/x")
+
+    def listed(connection: Connection) -> list[Job]:
+        told = {"name": "base", "who": "ann", "changes": True, "since": 0.0, "ended": 1.0, "tail": ()}
+        return [Job(label="base-1", state=states[connection.name], **told)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "connect", connect)
+    monkeypatch.setattr(jobs.follow, "list_jobs", listed)
+    monkeypatch.setattr(jobs.follow, "follow", one)
+    monkeypatch.setattr(jobs.follow, "cancel", one)
+    for command in (jobs.follow_job, jobs.cancel_job):
+        session.hosts = ["a", "b", "c"]
+        assert command(session, "base") == 0
+    assert done == ["b", "b"]
+    session.hosts, states["b"] = ["a", "b", "c"], "0"
+    jobs.follow_job(session, "base")
+    assert sorted(done[2:]) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

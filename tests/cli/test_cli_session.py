@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runbooks.engine.fleet import Rollout
+from runbooks.engine.errors import RunbookError, UsageError
+from runbooks.engine.fleet import NotStarted, Outcome, Rollout
 from runbooks.engine.report import Reporter
 from runbooks.engine.transport import Connection
 from runbooks.inventory import load
@@ -57,3 +58,16 @@ def test_what_meets_hosts_can_be_read_by_people_and_by_programs() -> None:
     }  # a terminal
     assert len(asked) > 15
     assert [name for name in sorted(asked) if not {"json", "plain"} <= names[name]] == []
+
+
+def test_the_cause_is_told_before_what_it_left_undone_and_a_failure_is_more_than_a_mistake() -> None:
+    said = Recorder()
+    session = Session(LOADED, [], Reporter(said))
+    outcomes: list[Outcome[None]] = [
+        Outcome("a", None, NotStarted("not started: 1 host failed before", host="a")),
+        Outcome("b", None, RunbookError("no route", host="b")),
+        Outcome("c", None, UsageError("no such key", host="c")),
+    ]
+    assert session.tell_errors(outcomes) == 1
+    assert [event.host for event in said.events] == ["b", "c", "a"]
+    assert (session.tell_errors(outcomes[2:]), session.tell_errors([])) == (2, 0)

@@ -99,12 +99,19 @@ def test_sudo_with_a_password(guest: Guest, password_user: Target) -> None:
 
 
 def test_a_cached_sudo_ticket_never_makes_the_shell_run_the_password(guest: Guest, password_user: Target) -> None:
+    """The password is a command that leaves a mark; and there is a ticket, so sudo asks for nothing."""
+    password = "touch /run/was-run /tmp/was-run"
+    guest.run("chpasswd", stdin=f"pat:{password}\n")
     guest.run("printf 'Defaults:pat timestamp_type=global\\n' >/etc/sudoers.d/pat-ticket")
-    guest.run("echo 'right horse' | sudo -S -v", user="pat")
-    with Connection(dataclasses.replace(password_user, sudo_password=Secret("right horse"))) as connection:
-        assert connection.ask("echo fine").out == "fine\n"
-        assert connection.ask("id -un").out == "root\n"
-    guest.run("rm /etc/sudoers.d/pat-ticket")
+    guest.run("sudo -S -v", user="pat", stdin=f"{password}\n")
+    assert guest.run("sudo -n id -u", user="pat").stdout == "0\n"
+    try:
+        with Connection(dataclasses.replace(password_user, sudo_password=Secret(password))) as connection:
+            for _ in range(3):
+                assert connection.ask("id -un").out == "root\n"
+        assert guest.run("ls /run/was-run /tmp/was-run 2>/dev/null; true").stdout == ""
+    finally:
+        guest.run("rm /etc/sudoers.d/pat-ticket")
 
 
 def test_sudo_that_wants_a_password_which_nobody_gave(password_user: Target) -> None:
