@@ -139,6 +139,7 @@ systemctl daemon-reload; systemctl restart glm; sleep 1; systemctl is-active glm
 """
 # Every file, with what it holds: but for what the host itself writes because somebody logs in.
 STATE = (
+    f"systemctl show -p MainPID glm; ls /run /tmp /root; cat {paths.AUDIT} 2>&1; "
     "find / -xdev -not \\( -path '/proc/*' -o -path '/sys/*' -o -path '/var/log/*' -o -path '/run/*' -o -path '/tmp/*'"
     " -o -path '/var/lib/systemd/*' \\) -type f -printf '%p %m %U %s %T@ %i\\n' | sort"
 )

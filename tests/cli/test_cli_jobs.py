@@ -16,7 +16,7 @@ import pytest
 
 from runbooks import jobs, paths
 from runbooks.audit import tell_changes, unlock_hosts
-from runbooks.engine import lock
+from runbooks.engine import follow, lock
 from runbooks.engine.errors import UsageError
 from runbooks.engine.follow import Job, JobResult
 from runbooks.engine.jobs import run_job
@@ -111,9 +111,9 @@ def test_what_ended_elsewhere_is_not_followed_nor_cancelled_beside_what_is_at_wo
         return [Job(label="base-1", state=states[connection.name], **told)]  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "connect", connect)
-    monkeypatch.setattr(jobs.follow, "list_jobs", listed)
-    monkeypatch.setattr(jobs.follow, "follow", one)
-    monkeypatch.setattr(jobs.follow, "cancel", one)
+    monkeypatch.setattr(follow, "list_jobs", listed)
+    monkeypatch.setattr(follow, "follow", one)
+    monkeypatch.setattr(follow, "cancel", one)
     for command in (jobs.follow_job, jobs.cancel_job):
         session.hosts = ["a", "b", "c"]
         assert command(session, "base") == 0
