@@ -12,6 +12,7 @@ from typing import Any
 from runbooks import paths
 from runbooks.engine.artefact import build_zipapp
 from runbooks.engine.errors import NoAnswer
+from runbooks.engine.step import quote
 from runbooks.engine.transport import Connection
 
 # Each line: a name, and a command that answers within its own time limit. A hung driver costs its own group only.
@@ -33,6 +34,14 @@ _GPUS = {
     "topology": "nvidia-smi topo -m",
     "peer_to_peer": "nvidia-smi topo -p2p r",
 }
+# Which weights, by the digests that were checked when they came: one figure for all of them.
+_WEIGHTS = """\
+import hashlib, json, sys
+notes = sys.argv[1] + "/.runbooks/"
+files = sorted(f"{name} {state.split()[-1]}\\n" for name, state in json.load(open(notes + "verified.json")).items())
+whole = hashlib.sha256("".join(files).encode()).hexdigest()
+print(f"{open(notes + 'identity').read().strip()}: {len(files)} files, SHA-256 of their names and digests {whole}")
+"""
 # Of the server's own process: argv without keys, the variables that steer libraries, versions beside its interpreter.
 _SERVER = {
     "argv": "tr '\\0' ' ' </proc/$PID/cmdline | sed -E 's/(--[a-z-]*(key|token)[a-z-]*[= ])[^ ]+/\\1***/g'",
@@ -42,6 +51,7 @@ _SERVER = {
     "packages": "cd $SITE && ls -d sglang-* sglang_kernel-* sgl_kernel-* torch-* transformers-* flash_attn-* "
     "flashinfer* nvidia_nccl* triton-* 2>/dev/null | grep dist-info || true",
     "package_summary": "sed -n 's/^Summary: //p' $SITE/sglang-*.dist-info/METADATA 2>/dev/null | head -1",
+    "checkpoint": f'python3 -c {quote(_WEIGHTS)} "$MODEL" 2>/dev/null || true',
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SECRET = re.compile(r"(api[-_]?key\W{1,3})\S+", re.I)
@@ -75,6 +85,7 @@ def gather(connection: Connection) -> dict[str, Any]:
         f"PID=$(systemctl show -p MainPID --value {paths.UNIT_NAME} 2>/dev/null); [ ${{PID:-0}} != 0 ] || exit 0\n"
         "PYTHON=$(tr '\\0' '\\n' </proc/$PID/cmdline | head -1)\n"
         'SITE=$(echo "$(dirname "$PYTHON")"/../lib/python3*/site-packages)\n'
+        "MODEL=$(tr '\\0' '\\n' </proc/$PID/cmdline | grep -xA1 -e --model-path | tail -n 1)\n"
     )
     return {
         "system": _group(connection, _SYSTEM, ""),
