@@ -28,7 +28,12 @@ def reboot(connection: Connection, *, limit: float, report: Reporter) -> None:
     before = connection.ask(_BOOT_ID).out.strip()
     answer = connection.ask(_REBOOT)
     if answer.rc != 0:
-        raise StepFailed("the host refuses to reboot", host=connection.name, details=answer.err.splitlines()[-3:])
+        raise StepFailed(
+            "the host refuses to reboot",
+            host=connection.name,
+            details=answer.err.splitlines()[-3:],
+            next="the same command once nothing stands there any more: systemd-inhibit --list --mode=block",
+        )
     connection.close()
     began, wait = time.monotonic(), 1.0
     while time.monotonic() - began < limit:

@@ -152,6 +152,7 @@ def test_a_reboot_that_somebody_blocks_is_refused_with_who(guest: Guest, connect
         with pytest.raises(StepFailed, match="refuses to reboot") as refused:
             reboot(connection, limit=30, report=quiet())
         assert "backup" in str(refused.value)
+        assert "next: the same command once" in str(refused.value)
         assert guest.boot_id() == before
     finally:
         guest.run("systemctl stop holder")
