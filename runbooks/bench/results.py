@@ -1,6 +1,7 @@
 """A results folder: what a run left behind, read back and judged. Every number comes from the raw logs, each time.
 
-run.json         what was run, where, against what; the load generator's own record; canary; hashes of the raw logs
+run.json         what was run, where, by which version, against what; the load generator's own record; canary; hashes of
+                 the raw logs
 raw/*.bin        one log a point (loadgen/rawlog.py says how it is written)
 points.json      the numbers and the validity of each point
 provenance.json  the machine and the server, as they were
@@ -22,10 +23,12 @@ And of a point (loadgen/summary.py; loadgen/metrics.py defines the numbers); tim
     tok_s, step_ms, each with _ci   the half width of a 95 % interval; null: too little to say
     tokens                          output, prompt, cached; where counts come from; prompt_off, the most that a prompt
                                     was off its length (0: all exact)
-    requests                        sent = ok + failed + cut (by us, at the end); kinds of failures
+    requests                        sent = ok + failed + cut (by us, at the end); kinds of failures; `random`, answers
+                                    in which hardly a token comes twice
     client                          its CPU and lateness within the window; whether it was first in line for a core
     attempts                        what was measured before and does not count, because the client was late; its logs
-    server                          our count against the server's own; `difference` in parts of 1
+    server                          our count against the server's own; `difference` in parts of 1; `cached_tokens` as
+                                    it counts them
     repeats, split                  each pass by itself; what more client processes found, or null
     timeline                        tok/s over the first pass, in 120 bins
     hardware, faults, valid, ceiling_tok_s   added here

@@ -24,7 +24,11 @@ PLAYED = "test_traps_end_as_the_right_number_or_as_invalid"
 # Number -> what went wrong, where; what we do; the test that would fail. An empty test: it cannot reach us, and why.
 KNOWN: dict[int, tuple[str, str, str]] = {
     1: ("an event counted as a token (vllm #27485)", "usage counts, in rates and times", PLAYED),
-    2: ("a parser swallows steps (sglang #36272)", "usage of each chunk places them", PLAYED),
+    2: (
+        "a parser swallows steps (sglang #36272)",
+        "usage of each chunk places them",
+        "test_usage_of_each_chunk_places_tokens_where_they_came",
+    ),
     3: ("peak rates of chunks (sglang #33193)", "tokens of usage in every rate", "test_a_whole_point"),
     4: ("chunks as tokens (llama-benchy #11)", "usage counts", PLAYED),
     5: ("reasoning_content ignored (sglang #23954)", "it is output", "test_reasoning_and_tools_are_tokens_too"),
@@ -91,7 +95,11 @@ KNOWN: dict[int, tuple[str, str, str]] = {
     42: ("slower at many requests (guidellm #470)", "the same", "test_the_client_proves_that_it_is_not_the_limit"),
     43: ("100 connections (gpustack #2324)", "one for each stream", "test_each_of_many_streams_has_its_connection"),
     44: ("8,000 streams in one process (tokenomics #8)", "128 a process", "test_processes_follow_the_streams"),
-    45: ("coordinated omission (wrk #485)", "intended start times", "test_an_open_loop_counts_from_the_intended_time"),
+    45: (
+        "coordinated omission (wrk #485)",
+        "intended start times",
+        "test_an_open_loop_asks_a_server_that_stands_still",
+    ),
     46: ("a busy GPU that only waits (rtx6kpro #25)", "watts stand beside it", "test_bench_hardware"),
     47: ("unlike workloads compared (sglang #29580)", "refused", "test_bench_whatif"),
 }
