@@ -116,7 +116,10 @@ def without_sense(point: Mapping[str, Any], canary: Mapping[str, Any] | None) ->
     found: list[str] = []
     garbled, sent = point["requests"]["random"], point["requests"]["sent"]
     if garbled > RANDOM_SHARE * sent:
-        found.append(f"garbage: hardly a token comes twice in {garbled} of {sent} answers")
+        found.append(
+            f"garbage: hardly a token comes twice in {garbled} of {sent} answers, which is no language: "
+            "NaN that became equal chances reads like this"
+        )
     if canary and canary["verdict"] == "nan":
         said = f": {canary['found'][0]}" if canary["found"] else ""
         found.append(f"NaN, as the canary found after the sweep{said}")

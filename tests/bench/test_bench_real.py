@@ -17,7 +17,10 @@ import pytest
 
 from lab import engine
 from runbooks.bench.loadgen import rawlog
+from runbooks.bench.loadgen.prompts import LEAD, WORDS
+from runbooks.bench.loadgen.server import Server
 from runbooks.bench.loadgen.summary import points_of
+from runbooks.bench.loadgen.wire import APIS, Shape, Target
 from runbooks.bench.validity import Limits, faults
 from runbooks.engine.errors import UsageError
 from tests.bench.generator import measured
@@ -26,18 +29,19 @@ from tests.lab.sglang_standin import free_port, wait_for
 pytestmark = pytest.mark.slow
 
 CPU = "--device cpu --attention-backend torch_native --mem-fraction-static 0.05 --max-total-tokens 16384"
-FLAGS = f"{CPU} --enable-metrics --enable-cache-report --disable-radix-cache --served-model-name glm-5".split()
+ALWAYS = f"{CPU} --enable-metrics --served-model-name glm-5"
+FLAGS = f"{ALWAYS} --enable-cache-report --disable-radix-cache"
 SWEEP = ("--concurrency", "1,2,4,8", "--window", "6", "--warmup", "1", "--drain", "30", "--silence", "30")
 
 
 @contextmanager
-def served(model: str, folder: Path) -> Iterator[str]:
+def served(model: str, folder: Path, flags: str = FLAGS) -> Iterator[str]:
     try:
         made = engine.prepare(print)
     except UsageError as missing:
         pytest.skip(str(missing))
     port, log = free_port(), folder / "server.log"
-    words = ["--model-path", str(made.models / f"{engine.PREFIX}{model}"), "--port", str(port), *FLAGS]
+    words = ["--model-path", str(made.models / f"{engine.PREFIX}{model}"), "--port", str(port), *flags.split()]
     with log.open("wb") as out:
         command = [str(made.python), "-m", "sglang.launch_server", *words]
         process = subprocess.Popen(
@@ -72,6 +76,22 @@ def test_it_agrees_with_the_servers_own_counters(pyz: Path, healthy: str, tmp_pa
         assert abs(point["server"]["difference"]) <= 0.01, point["server"]
         assert point["tokens"]["prompt_off"] == 0  # of 40, in a tokenizer of 394 tokens, where words are many
         assert not [fault for fault in found if "tokens" in fault or "failed" in fault], found
+
+
+def test_the_cache_is_told_by_a_counter_where_usage_is_silent(tmp_path: Path) -> None:
+    """Without --enable-cache-report; and before the first hit, SGLang does not name the counter at all."""
+    with served("healthy", tmp_path, ALWAYS) as url:
+        server, shape = Server(Target.parse(url), None), Shape("chat", "glm-5", 0.0, 1.0)
+        body = shape.body(f"{LEAD} {' '.join(WORDS[:12])}", 1, stream=False)
+        before = server.settled()
+        answers = [json.loads(server.ask("POST", APIS["chat"], body, 60.0)[1]) for _ in range(3)]
+        after = server.settled()
+    tokens = answers[0]["usage"]["prompt_tokens"]
+    assert not any((one["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") for one in answers)
+    assert before is not None
+    assert "cached_tokens" not in before
+    assert after is not None
+    assert 2 * 0.8 * tokens < after["cached_tokens"] <= 2 * tokens
 
 
 def test_every_point_of_a_model_that_makes_nan_is_invalid(pyz: Path, tmp_path: Path) -> None:
