@@ -55,6 +55,9 @@ class Links:
         self.spoil(sent)
         buffer[:] = sent.sum(axis=0)
 
+    def barrier(self) -> None:
+        pass
+
     def all_to_all_single(self, out: Tensor, mine: Tensor) -> None:
         part = mine.size // RANKS
         sent = np.stack([reduce.parcel(part, source, self.rank, RANKS, None) for source in range(RANKS)])
@@ -110,6 +113,31 @@ def test_wrong_data_is_seen_on_every_rank(links: Links, op: str, spoil: Callable
         call()
         assert right() is (op == "all_reduce" and spoil is crossed)  # a sum is the same in any order
         links.spoil = lambda sent: None
+
+
+@pytest.mark.parametrize("op", sorted(reduce.OPERATIONS))
+@pytest.mark.parametrize(("direct", "replayed"), [(True, True), (True, False), (False, True), (False, False)])
+def test_with_a_graph_and_without_each_is_judged_by_itself(
+    links: Links, monkeypatch: pytest.MonkeyPatch, op: str, direct: bool, replayed: bool
+) -> None:
+    """And both are told, wrong or not: the other ranks wait for this one."""
+    spoil = {True: links.spoil, False: one_bit}
+
+    def replay(call: Callable[[], None]) -> None:
+        links.spoil = spoil[replayed]
+        call()
+
+    def captured(call: Callable[[], None], device: Any, calls: int) -> SimpleNamespace:
+        return SimpleNamespace(replay=lambda: replay(call))
+
+    monkeypatch.setattr(torches, "settle", lambda device: None)
+    monkeypatch.setattr(torches, "timed", lambda call, device, calls, before: [30.0, 20.0, 40.0])
+    monkeypatch.setattr(torches, "captured", captured)
+    links.spoil = spoil[direct]
+    told: list[dict[str, Any]] = []
+    reduce._one(lambda kind, **row: told.append(row), op, 8, SIZE, RANKS, 0, SimpleNamespace(type="cuda"))
+    assert [(row["graph"], row["right"], row["us"]) for row in told] == [(False, direct, 30.0), (True, replayed, 3.0)]
+    assert all((row["op"], row["b"], row["bytes"]) == (op, 8, SIZE) for row in told)
 
 
 def test_no_two_ranks_send_the_same_and_sums_are_exact(links: Links) -> None:
