@@ -6,7 +6,9 @@ the report; on the host in whatever others can read, in the journal, in job logs
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -46,12 +48,18 @@ class Road:
     def _argv(self, *words: str) -> list[str]:
         return [*INVOKE, *words, "--inventory", str(self._inventory), "--hosts", self.guest.name]
 
-    def type(self, *words: str, terminal: bool = False, code: int | None = 0) -> None:
+    def type(self, *words: str, terminal: bool = False, code: int | None = 0, **env: str) -> None:
         if terminal:
             said, found = on_a_terminal(self._argv(*words), seconds=900)
         else:
             done = subprocess.run(
-                self._argv(*words), capture_output=True, text=True, check=False, timeout=900, stdin=subprocess.DEVNULL
+                self._argv(*words),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=900,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | env,
             )
             said, found = done.stdout + done.stderr, done.returncode
         assert code is None or found == code, said[-3000:]
@@ -94,6 +102,8 @@ def test_no_secret_is_on_any_surface(road: Road) -> None:
     sh("echo 'pat:another' | chpasswd")
     road.type("status", code=1)
     assert "sudo did not take the password" in "".join(road.said.values())
+    road.type("--debug", "status", code=1)
+    road.type("status", "--plain", code=1, INVOKE_DEBUG="1")
 
     for typed, said in road.said.items():
         assert MARK not in said, f"`invoke {typed}` shows it"
@@ -112,3 +122,5 @@ def test_no_secret_is_on_any_surface(road: Road) -> None:
     modes = {line for path in kept for line in sh(f"stat -c '%a %U' {path}").stdout.splitlines()}
     assert modes <= {"600 root", "400 root", "640 root", "440 root"}, (kept, modes)
     assert not [path for path in kept if re.search(r"/(jobs|log|audit)", path)], kept
+    for never_written in (SUDO, TOKEN):
+        assert sh(EVERYWHERE.format(mark=shlex.quote(never_written))).stdout == "", "only the server's key stays there"

@@ -9,12 +9,13 @@ import pytest
 
 from lab.guest import Guest
 from lab.lab import Lab
-from runbooks.engine.report import Event, Reporter
+from runbooks.engine.report import Reporter
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.transport import Connection, Target
 from runbooks.inventory.shape import Gpus, Node, SecretRef
 from runbooks.provision.node import look_at, stages
 from runbooks.proxmox.preflight import checks
+from tests.recorder import Recorder
 
 pytestmark = pytest.mark.lab
 
@@ -25,17 +26,11 @@ NODE = Node(
 )
 
 
-class Quiet:
-    def show(self, event: Event) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class Dressed:
     def __init__(self, lab: Lab, guest: Guest, loader: str) -> None:
         self.guest, self.loader = guest, loader
+        self.previewed: dict[str, list[str]] = {}
+        self.done: dict[str, list[str]] = {}
         self.connection = Connection(
             Target(
                 name="pve", address=guest.address, known_hosts=lab.folder / "known_hosts", key=lab.folder / "id_ed25519"
@@ -43,8 +38,12 @@ class Dressed:
         )
 
     def provision(self, *, check: bool = False, consent: bool = True, node: Node = NODE) -> HostResult:
-        options = Options(check=check, consent=lambda _question: consent)
-        return converge(self.connection, lambda _facts: stages(node, GPUS), options=options, report=Reporter(Quiet()))
+        options, said = Options(check=check, consent=lambda _question: consent), Recorder()
+        result = converge(self.connection, lambda _facts: stages(node, GPUS), options=options, report=Reporter(said))
+        for event in said.events:
+            if event.kind == "step" and event.data["state"] in ("would-change", "changed"):
+                (self.previewed if check else self.done)[event.text] = event.data["diff"]
+        return result
 
     def calls(self) -> list[str]:
         return self.guest.run("cat /var/lib/dressed/calls 2>/dev/null", check=False).stdout.splitlines()
@@ -89,6 +88,7 @@ def test_it_is_prepared_rebooted_and_looked_at(node: Dressed) -> None:
     assert node.guest.boot_id() != boot_id
     assert "iommu=pt" in node.text("/proc/cmdline").split()
     assert "pcie_aspm=off" in node.text("/proc/cmdline").split()
+    assert node.done == node.previewed  # the reboot and the cards too
 
 
 def test_only_the_active_loaders_file_was_written(node: Dressed) -> None:
