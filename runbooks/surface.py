@@ -17,6 +17,7 @@ import io
 import os
 import signal
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -194,6 +195,7 @@ def _guarded(
     _mend_streams()
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    mend_terminal = _terminal()
     try:
         if context.config.run.dry:
             _mean_check(body, kwargs)
@@ -202,6 +204,7 @@ def _guarded(
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
+        mend_terminal()
         _complain(interrupted())
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # threads that wait for hosts are left behind; Python would wait for their locks
@@ -231,6 +234,22 @@ def _mend_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _terminal() -> Callable[[], None]:
+    """What brings the terminal back as it is now: Ctrl-C at the question for a password leaves it without an echo."""
+    try:
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (OSError, ValueError, AttributeError, termios.error):  # none, or no terminal
+        return lambda: None
+
+    def mend() -> None:
+        if os.tcgetpgrp(fd) == os.getpgrp() and termios.tcgetattr(fd) != before:  # in the background it would stop us
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+            print(file=sys.stderr)  # behind the question
+
+    return mend
 
 
 def _mean_check(body: Body, kwargs: dict[str, Any]) -> None:
