@@ -31,6 +31,7 @@ And of a point (loadgen/summary.py; loadgen/metrics.py defines the numbers); tim
                                     it counts them
     repeats, split                  each pass by itself; what more client processes found, or null
     timeline                        tok/s over the first pass, in 120 bins
+    given_up                        true: nearly every request failed, and no more were sent; else null
     hardware, faults, valid, ceiling_tok_s   added here
 """
 
