@@ -85,6 +85,19 @@ def test_killed_at_a_random_moment(world: World, tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_signal_at_a_random_moment(world: World, tmp_path: Path, seed: int, number: signal.Signals) -> None:
+    """Ctrl-C, a desk that shuts down, a terminal that is closed."""
+    controller = Controller(world, tmp_path, "--seconds", "1")
+    time.sleep(random.Random(f"{seed} {number}").uniform(0.8, 6.0))
+    controller.signal(number)
+    controller.end()
+    world.sh(f"rm -f {ROOT}/a.conf")
+    _converges(world, tmp_path, "--seconds", "1")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("question", range(1, 19))
 def test_killed_in_the_middle_of_each_question(world: World, tmp_path: Path, question: int) -> None:
     """On a host whose systemd takes its time to launch: the next run is there before the dead one's job is."""
