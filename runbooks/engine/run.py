@@ -201,7 +201,8 @@ class _Run:
 
     def _say_stage(self, stage: Stage, state: str, began: float, *, changed: int = 0, text: str = "") -> None:
         total = len(stage.steps)
-        counts = f"{changed} of {total} " + ("would change" if self._options.check else "changed")
+        now = ", as it looks now" if self._pending not in ("", stage.name) else ""  # an earlier one may change that
+        counts = f"{changed} of {total} " + (f"would change{now}" if self._options.check else "changed")
         seconds = time.monotonic() - began
         took = f"   {seconds:.0f} s" if seconds >= 1 else ""
         text = text or f"{stage.name}   " + (counts if changed else f"{total} ok") + took

@@ -133,14 +133,14 @@ def test_a_guard_above_the_changes_stops_them_and_a_check_below_judges_them(loca
 
 
 def test_check_mode_changes_nothing_and_does_not_guess(local: Connection, tmp_path: Path) -> None:
-    stages = (
-        Stage("first", (Text(path=f"{tmp_path}/a", text="A"),)),
-        Stage("second", (Exists(path=f"{tmp_path}/a"), Text(path=f"{tmp_path}/b", text="B"))),
-    )
+    first = Stage("first", (Text(path=f"{tmp_path}/a", text="A"),))
+    second = Stage("second", (Exists(path=f"{tmp_path}/a"), Text(path=f"{tmp_path}/b", text="B")))
     recorder = Recorder()
-    result = _run(local, *stages, recorder=recorder, check=True)
+    result = _run(local, first, second, recorder=recorder, check=True)
     assert (result.would_change, result.changed, result.undecided) == (2, 0, ["exists a"])
     assert any("decided after stage 'first'" in event.text for event in recorder.events)
+    stages = [event.text for event in recorder.events if event.kind == "stage"]
+    assert stages == ["first   1 of 1 would change", "second   1 of 2 would change, as it looks now"]
     assert not any((tmp_path / name).exists() for name in "ab")
     assert (local.execs, local.exchanges) == (1, 2)
 
