@@ -15,7 +15,7 @@ import pytest
 from runbooks.bench import EXAMPLE, assess, report_only, words
 from runbooks.bench.compare import Point, compare, compare_runs, list_results
 from runbooks.bench.results import BenchResult, named
-from runbooks.bench.whatif import show, tables
+from runbooks.bench.whatif import WIRE, show, tables
 from runbooks.engine.errors import UsageError
 from runbooks.engine.report import Reporter
 from runbooks.inventory import load
@@ -39,19 +39,27 @@ def test_the_reference_sweep_is_predicted_with_one_constant(told: dict[str, Any]
 
 def test_each_figure_of_the_story_is_computed_again(told: dict[str, Any]) -> None:
     said = {claim["figure"]: (claim["holds"], claim["why"]) for claim in told["claims"]}
+    assert said["12 KiB a message"] == ("yes", "the hidden state of one token: 12,288 bytes")
+    assert said["too big for one card"][0] == "yes"
     assert said["107 MB a step"] == ("yes", "TP8 at 32 streams: 107.35 MB sent by each GPU")
     assert said["113 MB a step"][1].startswith("EP8, its own 1/8 counted: 112.66 MB; 105.28 MB without")
     assert said["453 GB of experts"] == ("no", "5 bits a weight make 453.0 GB; FP4 with FP8 scales is 407.7 GB")
+    assert said["communication 4.8 x compute"][0] == "no"
     assert said["communication 4.8 x compute"][1].startswith("4.81 needs 16 GB/s")
     assert said["+20 % with compute for nothing"][1].endswith("+20.8%")
     assert said["+10 % with compute halved"][1].endswith("+9.4%")
     assert said["bound by PCIe"][0] == "not proven"
+    sent = next(row for row in told["bytes"] if row["streams"] == 32)  # EP8 against TP8, for each of the sweep
+    assert [round(sent[name] / 1e6, 2) for name in WIRE] == [107.35, 112.66, 105.28]
+    assert [row["streams"] for row in told["bytes"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_every_option_of_the_story_has_a_prediction(told: dict[str, Any]) -> None:
     options = {one["option"]: (round(one["at_1"], 2), round(one["at_64"], 2)) for one in told["options"]}
     assert options["schedule policy"] == (1.0, 1.0)
     assert options["torch compile"] == (1.4, 1.08)
+    assert options["overlapped scheduling"] == options["torch compile"]
+    assert options["two batches overlapped"] == (1.12, 1.18)
     assert options["MTP"] == (1.86, 1.41)
     assert 0.9 < options["expert parallelism"][1] < 1.13
     assert options["peer-to-peer off"][0] < 1
@@ -184,6 +192,9 @@ def test_a_run_goes_by_a_part_of_its_name_that_no_other_has(tmp_path: Path, monk
     assert named("005619") == Path("results/2026-11-30T005619Z-127.0.0.1")
     assert compare_runs("005619", "005632", Reporter(Recorder())) == 0
     assert report_only("005619", "", Reporter(Recorder())) == 0
+    tuned = tmp_path / "results" / "2026-11-30T010203Z-glm5-a-tune"
+    changed(tuned, "2026-11-30T010999Z-glm5-a-quick", lambda run: None)
+    assert named("quick").parent == Path("results") / tuned.name  # the sweeps of an experiment are runs, too
     with pytest.raises(UsageError, match="more than one run in results has that in its name") as refused:
         named("0056")
     assert len(refused.value.details) == 2
