@@ -17,7 +17,7 @@ _STATES = {
     "killed": "killed",
     "restart": "cut off by a restart of the host",
     "0": "done",
-    str(STOPPED): "stopped as asked, between two steps",
+    str(STOPPED): "stopped as asked",
     "124": "ended at its limit",
     "143": "cancelled",
 }

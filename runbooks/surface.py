@@ -205,6 +205,8 @@ def _guarded(
         return error.exit_code
     except KeyboardInterrupt:
         mend_terminal()
+        if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
+            print(file=sys.stderr)  # behind ^C, or a question
         _complain(interrupted())
         sys.stdout.flush()
         os._exit(INTERRUPTED)  # threads that wait for hosts are left behind; Python would wait for their locks
@@ -247,7 +249,6 @@ def _terminal() -> Callable[[], None]:
     def mend() -> None:
         if os.tcgetpgrp(fd) == os.getpgrp() and termios.tcgetattr(fd) != before:  # in the background it would stop us
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
-            print(file=sys.stderr)  # behind the question
 
     return mend
 

@@ -126,7 +126,7 @@ def test_what_ended_elsewhere_is_not_followed_nor_cancelled_beside_what_is_at_wo
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ('[ ! -e "$JOB/x" ] || exit 1; exit 79', "stopped as asked, between two steps"),
+        ('[ ! -e "$JOB/x" ] || exit 1; exit 79', ": stopped as asked"),
         ("exit 3", "failed with exit code 3"),
         ("true", "done"),
     ],
