@@ -21,6 +21,7 @@ from runbooks.engine.transport import Connection
 FIRST = 8.0  # seconds after which what has answered is here, whatever the others do
 LARGEST = 4 * 1024 * 1024  # bytes of one group's answer; one that says more has not answered
 WRITTEN = 16 * 1024 * 1024  # bytes of a file that a question may write: what it says lies in the host's memory
+SLACK = 15.0  # seconds that a busy host may take to begin all groups, and to tell what they said
 TURN = 0.2  # seconds between two looks whether a late answer is there
 
 AT_MOST = """\
@@ -134,7 +135,7 @@ class Look:
             token, end = f"rb-{secrets.token_hex(8)}", f"rb-{secrets.token_hex(8)}"
             first = min(FIRST, max(group.kind.deadline for group in groups) + 2)
             began = time.monotonic()
-            answer = self._connection.ask(_script(groups, token, end, first), deadline=first + 5)
+            answer = self._connection.ask(_script(groups, token, end, first), deadline=first + SLACK)
             found, folder = _framed(answer.raw, token)
             if not found:
                 said = answer.err.splitlines()[-3:]
@@ -150,7 +151,7 @@ class Look:
     def _collect(self, meant: Sequence[_Late]) -> None:
         token = f"rb-{secrets.token_hex(8)}"
         left = max(0.0, max(late.until for late in meant) - time.monotonic())
-        answer = self._connection.ask(self._later(meant, left, token), deadline=left + 10)
+        answer = self._connection.ask(self._later(meant, left, token), deadline=left + SLACK)
         found, _ = _framed(answer.raw, token)
         gone: list[_Group] = []
         for late, (rc, body) in zip(meant, found or [("late", b"")], strict=False):

@@ -81,7 +81,7 @@ def test_a_dead_link_is_noticed_while_an_answer_is_waited_for(world: World, monk
     monkeypatch.setattr(transport, "UNHEARD", 3.0)
     with Connection(world.target) as connection:
         connection.ask(":")
-        world.cleanup.append(world.guest.mend_link)
+        world.cleanup += [world.guest.wait, world.guest.mend_link]  # the last first
         threading.Timer(1, world.guest.cut_link).start()
         began = time.monotonic()
         with pytest.raises(Unreachable, match="the connection was lost"):
