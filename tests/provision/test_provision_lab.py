@@ -9,12 +9,35 @@ import pytest
 
 from lab.guest import Guest
 from lab.lab import Lab
+from runbooks.engine.report import Event
 from runbooks.steps.nvidia import ModulesBuilt
-from tests.provision.provision_runs import Provision
+from tests.provision.provision_runs import Provision, Run
 
 pytestmark = pytest.mark.lab
 
+AS_IT_LOOKED = {"unit nvidia-persistenced.service", "driver loaded"}
+"""What a preview tells otherwise, and says so: an earlier stage brings the unit and the module."""
 SHARD = "/srv/models/GLM-5-NVFP4"
+
+
+def _told(run: Run, state: str) -> dict[str, list[str]]:
+    steps = [event for event in run.said.events if event.kind == "step" and event.data["state"] == state]
+    return {event.text: event.data["diff"] for event in steps}
+
+
+def _is_told_while_it_happens(events: list[Event]) -> None:
+    """apt, pip and a compile: how far each is, again and again before its step has ended. Where the index says nothing
+    of what a package needs, pip's whole is not known; a download's lines are watched in test_provision_interrupted.py.
+    """
+    for step, unit, whole in (("packages", "steps", True), ("flash-attn", "", True), ("runtime", "packages", False)):
+        progress = [event for event in events if event.kind == "progress" and event.text.startswith(step)]
+        told = [event for event in progress if event.data["unit"] == unit and bool(event.data["total"]) is whole]
+        assert told, f"{step}: {[event.data for event in progress]}"
+        told = [event for event in told if event.text == told[0].text]
+        (end,) = [event for event in events if event.kind == "step" and event.text == told[0].text]
+        assert events.index(told[-1]) < events.index(end)
+        assert len({event.data["done"] for event in told}) >= 3, [event.data for event in told]
+        assert told[0].time < end.time
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +49,12 @@ def provision(lab: Lab, guest: Guest) -> Provision:
     first = run()
     assert first.errors == []
     assert first.result.warnings == []
-    assert sorted(preview.said.steps("would-change")) == sorted(first.said.steps("changed"))
+    foreseen, done = _told(preview, "would-change"), _told(first, "changed")
+    assert list(foreseen) == list(done)
+    assert {name for name in done if foreseen[name] != done[name]} <= AS_IT_LOOKED
+    later = [event.text for event in preview.said.events if event.kind == "stage" and "as it looks now" in event.text]
+    assert [text.split("   ")[0] for text in later][:2] == ["driver sources", "driver packages"]
+    _is_told_while_it_happens(first.said.events)
     assert first.result.changed == preview.result.would_change > 15
     return run
 
