@@ -215,7 +215,7 @@ def test_the_list_tells_how_each_job_stands(local: Connection) -> None:
 LOCKED = 'flock -n "$job/lock" true'
 BETWEEN = {
     "it comes up": (f"{{{{ {LOCKED} && sleep 1; }}}}", "sleep 0.4 && setsid sh", "sleep 3", "running"),
-    "it ends": (f"{{{{ sleep 1; {LOCKED}; }}}}", "setsid sh", "sleep 0.5", "0"),
+    "it ends": (f"{{{{ sleep 4; {LOCKED}; }}}}", "setsid sh", "sleep 0.5", "0"),
 }
 
 
