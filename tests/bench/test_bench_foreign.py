@@ -77,6 +77,7 @@ def refusal(read: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_run_that_is_none_is_refused(run: Path, tmp_path: Path, damage: Any) -> None:
     change(run / "run.json", damage)
@@ -90,6 +91,7 @@ def test_a_run_that_is_none_is_refused(run: Path, tmp_path: Path, damage: Any) -
     assert not out.exists() or len(list(out.iterdir())) == 3, "half a report"
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("name", ["raw/00-c1.bin", "hardware.jsonl", "provenance.json", "collectives.json"])
 def test_any_file_of_it_may_be_damaged(run: Path, tmp_path: Path, name: str) -> None:
     for content in (b"", b"[1, 2]", b"\xff\xfe", b"RBRAW1\n\x08\0\0\0notzlib!", DEEP.encode()):

@@ -175,6 +175,7 @@ def test_a_run_without_a_verdict_says_why(tmp_path: Path, points: list[dict[str,
     assert said.events[0].data["rows"][0][1] == why
 
 
+@pytest.mark.served
 def test_the_report_of_the_example_is_a_run_like_any_other(tmp_path: Path) -> None:
     out = tmp_path / "results" / "example"
     assert report_only(None, out, Reporter(Recorder())) == 0

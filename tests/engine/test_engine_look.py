@@ -46,6 +46,7 @@ def test_a_hung_question_costs_only_its_own_answer(local: Connection) -> None:
     assert answers[fine] == {"rc": 0, "out": "fine"}
 
 
+@pytest.mark.served
 def test_what_is_slow_holds_nobody_back_and_is_waited_for(local: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_look, "FIRST", 1.0)
     slow, never = shell("sleep 6; echo slow", deadline=20), shell("sleep 60", deadline=7)
@@ -74,6 +75,7 @@ def test_one_that_says_too_much_drowns_nobody(local: Connection) -> None:
     assert local.exchanges == 3
 
 
+@pytest.mark.served
 def test_a_late_answer_whose_shell_is_gone_is_asked_for_again(
     local: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_facts_are_one_exchange(local: Connection) -> None:
     assert len(facts.boot_id) == 36
 
 
+@pytest.mark.served
 def test_what_cannot_be_killed_is_left_behind(local: Connection, tmp_path: Path) -> None:
     """As nvidia-smi after an Xid 79, which `timeout` itself would wait for: one that never returns stands for it."""
     answer = local.ask(f"{AT_MOST}at_most 9 sh -c 'echo x; echo y >&2; exit 3'; echo rc=$?")

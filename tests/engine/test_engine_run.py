@@ -160,6 +160,7 @@ def test_tags_select_stages(local: Connection, tmp_path: Path, tags: set[str], s
     assert "".join(name for name in "abc" if (tmp_path / name).exists()) == ran
 
 
+@pytest.mark.served
 def test_what_hangs_holds_up_its_own_stage_and_none_above(
     local: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
