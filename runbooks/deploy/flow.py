@@ -145,7 +145,7 @@ def node_of(
     """A host, looked at, with what it is to become. Nothing is touched."""
     inventory, name = loaded.inventory, conn.name
     spec, model = loaded.runtime_for(name), loaded.model_for(name)
-    launch = build(inventory, profile, model=model, runtime=spec, place=place)
+    launch = build(inventory, profile, model=model, runtime=spec, place=place, where=loaded.place)
     for note in (*launch.notes, *need_memory(inventory, model, launch.args, name)):
         report.note(note, host=name, level="warning")
     found = _look(loaded, conn, key)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from runbooks.inventory.arguments import check_arguments
 from runbooks.inventory.machines import check_machines
 from runbooks.inventory.shape import Inventory, SecretRef
 from runbooks.inventory.source import Document, Path, near, shown
@@ -39,6 +40,7 @@ def check(document: Document) -> Inventory | None:
     _ports(inventory, document)
     check_words(document)
     check_machines(inventory, document)
+    check_arguments(inventory, document)
     return None if document.problems else inventory
 
 

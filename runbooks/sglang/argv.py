@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from runbooks.engine.errors import UsageError
 from runbooks.inventory.shape import Inventory, Model, Profile, Runtime, Variant
 from runbooks.inventory.source import near
-from runbooks.sglang.flags import Table, Value, canonical, table, version_key
+from runbooks.sglang.flags import OtherVersion, Table, Value, canonical, table, version_key
 from runbooks.sglang.rules import Setting, broken
 
 T = TypeVar("T")
@@ -101,6 +101,23 @@ def _older(profile: Profile, version: str | None) -> list[Variant]:
     return [profile.before[bound] for bound in bounds if version_key(version or bound) < version_key(bound)]
 
 
+def origin(profiles: Mapping[str, Profile], name: str, key: str, version: str) -> tuple[str, ...]:
+    """The path in the inventory of the argument that holds for a profile: its own, or one that it inherits."""
+    following: str | None = name
+    while following is not None:
+        profile = profiles[following]
+        bounds = sorted((one for one in profile.before if version_key(version) < version_key(one)), key=version_key)
+        layers: list[tuple[tuple[str, ...], Profile | Variant]] = [
+            (("before", one), profile.before[one]) for one in bounds
+        ]
+        for path, layer in [*layers, ((), profile)]:
+            for written in layer.args:
+                if canonical(written) == canonical(key):
+                    return ("profiles", following, *path, "args", written)
+        following = profile.extends
+    return ("profiles", name)
+
+
 def nodes(inventory: Inventory, name: str) -> int:
     """On how many hosts a profile is one server. Raises UsageError as `resolve` does."""
     count = resolve(inventory.profiles, name).args.get("nnodes", 1)
@@ -117,8 +134,11 @@ def build(
     runtime: Runtime,
     place: Place | None = None,
     advise: bool = True,
+    where: Callable[..., str] | None = None,
 ) -> Launch:
     """Spell a profile for a runtime's version; `place` is the host's, where the profile is one server on several.
+
+    `where` tells FILE:LINE of a path in the inventory, for an argument that is refused.
 
     Raises one UsageError with everything that is wrong with it and, where `advise`, the profiles that would fit.
     """
@@ -126,7 +146,8 @@ def build(
     flags = table(runtime.sglang)
     args = {**_owned(inventory, model, profile, place), **profile.args}
     problems: list[str] = []
-    argv = _spelled(flags, args, problems)
+    lines = {key: where(*origin(inventory.profiles, name, key, flags.version)) for key in profile.args} if where else {}
+    argv, mistaken = _spelled(flags, args, lines, problems)
     setting = Setting(args, runtime.sglang, model, inventory.gpus, inventory.bench)
     for rule in broken(setting):
         problems += [f"{rule.id}: {rule.reason}", f"  instead: {rule.instead}", f"  source: {rule.source}"]
@@ -136,10 +157,11 @@ def build(
         fit = fitting(inventory, model=model, runtime=runtime) if advise else []
         best = "final"
         advice = [f"profiles that fit: {', '.join(fit)}"] if fit else []
+        other = f"invoke deploy --profile {best if best in fit else fit[0]}" if fit else None
         raise UsageError(
             f"profile {name} cannot be started with SGLang {runtime.sglang}",
             details=problems + advice,
-            next=f"invoke deploy --profile {best if best in fit else fit[0]}" if fit else None,
+            next=f"correct {mistaken[0]}, then the same command" if mistaken else other,
         )
     notes = (flags.note,) if flags.note else ()
     return Launch(name, runtime.sglang, tuple(argv), env, args, profile.expect, notes, place.hosts if place else ())
@@ -175,14 +197,21 @@ def _owned(inventory: Inventory, model: Model, profile: Resolved, place: Place |
     return owned
 
 
-def _spelled(flags: Table, args: Mapping[str, Value], problems: list[str]) -> list[str]:
+def _spelled(
+    flags: Table, args: Mapping[str, Value], lines: Mapping[str, str], problems: list[str]
+) -> tuple[list[str], list[str]]:
+    """The words, and the lines of what no version takes; what is refused goes to `problems`, with its line."""
     argv: list[str] = []
+    mistaken: list[str] = []
     for key, value in args.items():
         try:
             argv += flags.spell(key, value)
         except UsageError as error:
-            problems += [error.message, *(f"  {line}" for line in error.details)]
-    return argv
+            at = f"{lines[key]}  " if key in lines else ""
+            problems += [f"{at}{error.message}", *(f"  {line}" for line in error.details)]
+            if at and not isinstance(error, OtherVersion):
+                mistaken.append(lines[key])
+    return argv, mistaken
 
 
 def _bad_environment(env: Mapping[str, str]) -> list[str]:

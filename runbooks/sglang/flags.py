@@ -17,12 +17,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from runbooks.engine.errors import UsageError
+from runbooks.inventory.arguments import ELSEWHERE, FLAGS
+from runbooks.inventory.arguments import plain as _name
 
 Value = str | int | float | bool
+
+
+class OtherVersion(UsageError):
+    """Right as it is written, for another version than this one."""
+
 
 # Values that were renamed together with their argument: sgl-project/sglang #25821 made nsa into dsa.
 OLD_VALUES: Mapping[str, Mapping[str, str]] = {"attention_backend": {"dsa": "nsa"}}
@@ -58,7 +64,7 @@ class Argument:
 
 @cache
 def _history() -> tuple[tuple[str, ...], tuple[Argument, ...]]:
-    data = json.loads((Path(__file__).parent / "flags.json").read_text())
+    data = json.loads(FLAGS.read_text())
     return tuple(data["versions"]), tuple(_argument(line) for line in data["arguments"])
 
 
@@ -93,13 +99,9 @@ def renamed() -> Mapping[str, str]:
 
 @cache
 def canonical(name: str) -> str:
-    """`nsa_decode_backend`, `--fp4-gemm-backend`, `tp` -> today's dest. An unknown name comes back as it is."""
+    """`nsa_decode_backend`, `--fp4-gemm-backend` -> today's dest. An unknown name comes back as it is."""
     plain = _name(name)
     return renamed().get(plain, plain)
-
-
-def _name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -187,7 +189,8 @@ class Table:
         where = _runs(a for a in _history()[1] if canonical(a.dest) == canonical(argument.dest) and word in a.choices)
         if where:
             details.append(f"{word} is a choice in {where}")
-        return UsageError(
+        kind = OtherVersion if where else UsageError
+        return kind(
             f"{name}: {word!r} is no choice of {argument.positive} in SGLang {self.version}{_near(word, choices)}",
             details=details,
         )
@@ -199,14 +202,15 @@ class Table:
             details.append(f"it exists in {_runs(gone)}")
         if note := REPLACED.get(plain):
             details.append(note)
-        return UsageError(f"SGLang {self.version} has no argument {name!r}{_near(plain, self._known)}", details=details)
+        kind = OtherVersion if gone else UsageError
+        return kind(f"SGLang {self.version} has no argument {name!r}{_near(plain, self._known)}", details=details)
 
 
 REPLACED: Mapping[str, str] = {
     "enable_nan_detection": "now environment: SGLANG_ENABLE_ASYNC_ASSERT=1 stops at NaN, "
     "SGLANG_SANITIZE_NAN_LOGITS=1 hides it (sglang #26335, #27883)",
     "disable_piecewise_cuda_graph": "now cuda_graph_backend_prefill: disabled",
-    "enable_pcie_oneshot_allreduce": "only forks of SGLang have it; no published release does",
+    **ELSEWHERE,
 }
 
 

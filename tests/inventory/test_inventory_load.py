@@ -279,3 +279,45 @@ def test_only_a_file_can_be_generated(tmp_path: Path) -> None:
     path.write_text(EXAMPLE.read_text().replace("file: secrets/api-key, generate", "env: KEY, generate"))
     with pytest.raises(UsageError, match="only a file can be generated"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("      page_size: 64      ", "      page_sise: 64      ", "'page_sise'; did you mean page_size?"),
+        ("          page_size: null", "          page-sise: null", "'page_sise'; did you mean page_size?"),
+        ("      kv_cache_dtype: fp8_e4m3\n", "      kv_cache_dtyp: fp8_e4m3\n", "'kv_cache_dtyp'; did you mean kv_"),
+        ("args: {mem_fraction_static: 0.85}", "args: {zzzzzzzz: 1}", "'zzzzzzzz'\n"),
+        ("args: {mem_fraction_static: 0.85}", "args: {tp: 8}", "'tp'; did you mean tp_size?"),
+        (
+            "args: {mem_fraction_static: 0.85}",
+            "args: {enable_pcie_oneshot_allreduce: true}",
+            "'enable_pcie_oneshot_allreduce': only forks",
+        ),
+    ],
+)
+def test_an_argument_that_no_version_has_is_refused_with_its_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in TEXT
+    text = TEXT.replace(old, new, 1)
+    told = refused(tmp_path, text) + "\n"
+    assert f"my.yaml:{line_of(text, new)}  profiles." in told
+    assert f"no SGLang from 0.5.8.post1 to 0.5.23 has an argument {said}" in told
+
+
+@pytest.mark.parametrize(
+    "name", ["nsa_decode_backend", "--tensor-parallel-size", "enable_nan_detection", "cuda-graph-max-bs"]
+)
+def test_an_argument_that_some_version_has_waits_for_the_deploy(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(TEXT.replace("args: {mem_fraction_static: 0.85}", f'args: {{"{name}": 8}}', 1))
+    assert name in load(path).inventory.profiles["mem-085"].args
+
+
+def test_what_is_expected_may_be_no_argument(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(TEXT.replace("expect: {attention_backend: flashinfer}", "expect: {weight_version: default2}", 1))
+    load(path)
+    path.write_text(TEXT.replace("expect: {attention_backend: flashinfer}", "expect: {load_time_of_all: 1}", 1))
+    load(path)

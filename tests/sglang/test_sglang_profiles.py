@@ -10,7 +10,7 @@ import pytest
 from runbooks.engine.errors import UsageError
 from runbooks.inventory import load
 from runbooks.inventory.shape import Inventory, Profile, Scalar, Variant
-from runbooks.sglang.argv import Place, build, fitting, nodes, resolve
+from runbooks.sglang.argv import Place, build, fitting, nodes, origin, resolve
 from runbooks.sglang.flags import table, versions
 from runbooks.sglang.rules import RULES, Setting, broken
 
@@ -148,6 +148,42 @@ def test_inheritance_takes_away_and_an_expectation_goes_with_its_argument() -> N
 def test_what_a_profile_may_not_say(args: dict[str, Scalar | None], part: str) -> None:
     with pytest.raises(UsageError, match=part):
         build(_with(bad=Profile(why="", args=args)), "bad", model=MODEL, runtime=RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("args", "version", "said", "following"),
+    [
+        ({"page_size": "many"}, "0.5.23", "page_size: --page-size takes a whole number", "correct my.yaml:1 (bad)"),
+        ({"moe_runner_backend": "flashinfr"}, "0.5.23", "'flashinfr' is no choice", "correct my.yaml:1 (bad)"),
+        ({"moe_runner_backend": "marlin"}, "0.5.9", "is a choice in", "invoke deploy --profile "),
+        ({"enable_nan_detection": True}, "0.5.23", "it exists in", "invoke deploy --profile final"),
+    ],
+)
+def test_an_argument_that_is_refused_is_told_with_its_line(
+    args: dict[str, Scalar | None], version: str, said: str, following: str
+) -> None:
+    """Where the mistake is inherited, the line is the parent's. What another version takes is no mistake of writing."""
+    bad, heir = Profile(why="", extends="final", args=args), Profile(why="", extends="bad")
+    asked: list[tuple[str, ...]] = []
+
+    def where(*path: str) -> str:
+        asked.append(path)
+        return f"my.yaml:{1 if path[1] == 'bad' else 2} ({path[1]})"
+
+    runtime = msgspec.structs.replace(RUNTIME, sglang=version)
+    with pytest.raises(UsageError) as caught:
+        build(_with(bad=bad, heir=heir), "heir", model=MODEL, runtime=runtime, where=where)
+    assert said in str(caught.value)
+    assert (caught.value.next or "").startswith(following)
+    assert any(line.startswith("my.yaml:1 (bad)  ") for line in caught.value.details)
+    assert ("profiles", "bad", "args", next(iter(args))) in asked
+
+
+def test_the_line_of_an_argument_is_that_of_the_layer_that_holds() -> None:
+    profiles = SHIPPED.profiles
+    assert origin(profiles, "mem-085", "kv_cache_dtype", "0.5.23") == ("profiles", "final", "args", "kv_cache_dtype")
+    older = ("profiles", "final", "before", "0.5.17", "args", "kv_cache_dtype")
+    assert origin(profiles, "mem-085", "kv_cache_dtype", "0.5.16") == older
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
