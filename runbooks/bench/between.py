@@ -13,7 +13,7 @@ from runbooks import paths
 from runbooks.bench import measured
 from runbooks.bench.ceiling import gpu_named, message_bytes
 from runbooks.bench.follower import event_of
-from runbooks.bench.measured import fit, fitted_text
+from runbooks.bench.measured import Unusable, fit, fitted_text, sound
 from runbooks.engine.artefact import push_zipapp
 from runbooks.engine.errors import RunbookError, worst
 from runbooks.engine.jobs import run_job
@@ -75,13 +75,13 @@ def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, fo
     places = runtime_paths(loaded.runtime_for(conn.name), inventory.flash_attn)
     python = _python(conn, places)
     artefact = push_zipapp(conn, "runbooks.bench.collectives", "cli:main")
-    words = [python, artefact, "--out", KEPT, "--limit", f"{PART_LIMIT:g}", "--environment", f"{paths.CURRENT}/env"]
+    words = [python, artefact, "--limit", f"{PART_LIMIT:g}", "--environment", f"{paths.CURRENT}/env"]
     words += ["--verdict", paths.PEERS]
     words += ["--batches", ",".join(map(str, inventory.bench.concurrency))]
     words += ["--token-bytes", f"{message_bytes(model.shape, 1):.0f}", "--sent-to", str(model.shape.experts_per_token)]
     words += ["--force"] if force else []
-    # A result of another boot may be of other links: it goes first, and comes back only if this run ends.
-    script = f"mkdir -p {paths.STATE}/bench\nrm -f {KEPT}\nOMP_NUM_THREADS=1 exec {shlex.join(words)}\n"
+    # One of another boot may be of other links: it says of which it is, and stays until there is a better one.
+    script = f"mkdir -p {paths.STATE}/bench\nOMP_NUM_THREADS=1 exec {shlex.join(words)}\n"
     follower = _Follower(report, conn.name)
     job = run_job(conn, "collectives", script, limit=60.0 + 5 * PART_LIMIT, report=report, on_line=follower.line)
     if job.rc == HELD and follower.error:
@@ -90,7 +90,8 @@ def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, fo
             host=conn.name,
             step="collectives",
             details=["memory is taken, and both would disturb each other"],
-            next="stop the server first, or measure beside it: invoke bench.collectives --force",
+            next=f"on {conn.name}: systemctl stop {paths.UNIT_NAME}, and start it afterwards; "
+            f"or measure beside it: invoke bench.collectives --force --hosts {conn.name}",
         )
     if follower.result is None:
         raise RunbookError(
@@ -100,7 +101,10 @@ def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, fo
             details=list(job.tail)[-6:],
             next="invoke doctor" if job.rc == 124 else None,
         )
-    result = follower.result | {"measured_on": conn.name, "boot_id": _boot(conn)}
+    whole = sound(follower.result)
+    if isinstance(whole, Unusable):
+        raise _nothing(follower.result, whole, conn.name)
+    result = whole | {"measured_on": conn.name, "boot_id": _boot(conn)}
     text = json.dumps(result, sort_keys=True) + "\n"
     conn.put(text.encode(), KEPT)
     folder = out / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}-{conn.name}-collectives"
@@ -110,27 +114,52 @@ def measure(conn: Connection, loaded: Loaded, *, report: Reporter, out: Path, fo
     return result
 
 
-def latest(conn: Connection) -> dict[str, Any] | None:
-    """What was measured on this host since it booted; None where nothing was."""
-    answer = conn.ask(f"cat {KEPT} 2>/dev/null || true")
-    try:
-        told: dict[str, Any] = json.loads(answer.out)
-    except ValueError:
+def _nothing(told: dict[str, Any], why: Unusable, host: str) -> RunbookError:
+    """A measurement that ended and has nothing. What is known of it, each thing once."""
+    errors = told.get("errors") or [{"part": "collectives", "text": why.reason}]
+    texts = list(dict.fromkeys(f"{error['part']}: {error['text']}" for error in errors))
+    return RunbookError(
+        f"nothing was measured: {texts[0]}",
+        host=host,
+        step="collectives",
+        details=[*texts[1:], "nothing of it is kept; what was measured before, if anything, still counts"],
+        next=f"invoke doctor --hosts {host}, then the same command",
+    )
+
+
+def latest(conn: Connection, report: Reporter) -> dict[str, Any] | None:
+    """What was measured on this host since it booted; None where nothing was. Says what cannot be used."""
+    text = conn.ask(f"cat {KEPT} 2>/dev/null || true").out
+    if not text.strip():
         return None
-    return told if told.get("format") == measured.FORMAT and told.get("boot_id") == _boot(conn) else None
+    try:
+        whole = sound(json.loads(text))
+    except (ValueError, RecursionError):
+        whole = Unusable(f"{KEPT} cannot be read: the collectives count as not measured")
+    if isinstance(whole, Unusable):
+        report.note(f"{whole.reason}; again: invoke bench.collectives --hosts {conn.name}", host=conn.name)
+        return None
+    return whole if whole.get("boot_id") == _boot(conn) else None
 
 
 def show(told: dict[str, Any], report: Reporter, host: str) -> None:
     ladder = told["ladder"]
-    what = ", ".join(sorted(set(told["cards"]))) or "no GPU: gloo over loopback, which proves the path and no link"
+    shown = measured.rows(told)
+    no_gpu = "no GPU: gloo over loopback, which proves the path and no link" if shown else "no GPU"
+    what = ", ".join(sorted(set(told["cards"]))) or no_gpu
     good = ladder["word"] == "healthy"
     report.heading(f"{ladder['word']}: {told['ranks']} ranks, {what}")
-    report.table("collectives, every result checked", measured.COLUMNS, measured.rows(told), host=host)
+    if shown:
+        report.table("collectives, every result checked", measured.COLUMNS, shown, host=host)
+    else:
+        report.note("no collective came to its end: there are no times of them", host=host, level="warning")
     copies = measured.copy_rows(told)
     if copies:
         report.table("copies", measured.COPY_COLUMNS, copies, host=host)
+    said = {error["text"] for error in told["errors"]}
     for text in ladder["why"]:
-        report.note(f"ladder: {text}", host=host, level="info" if good else "error")
+        if text not in said:
+            report.note(f"ladder: {text}", host=host, level="info" if good else "error")
     for error in told["errors"]:
         report.note(f"{error['part']}: {error['state']}, {error['text']}", host=host, level="error")
     reduce = {

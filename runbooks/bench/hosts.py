@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runbooks.bench import report
 from runbooks.bench.asked import BenchOptions
 from runbooks.bench.results import BenchResult, assess, named, reading, recompute, writable
-from runbooks.bench.sweep import INTERRUPTED, run_bench
+from runbooks.bench.sweep import INTERRUPTED, run_bench, tell_report
 from runbooks.engine.errors import RunbookError, UsageError, worst
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -39,16 +39,16 @@ def bench_hosts(session: Session, options: BenchOptions, *, out: str = "results"
             stopping=lambda: session.interrupt,
         )
 
-    outcomes = session.each(one, gently=True)
+    outcomes, drawn = session.each(one, gently=True), True
     for outcome in outcomes:
         if outcome.value is not None:
             report.show(outcome.value, session.report, outcome.host)
-            session.report.note(f"report: {outcome.value.folder / 'report.html'}", host=outcome.host, level="good")
+            drawn &= tell_report(outcome.value, session.report, outcome.host)
     failed = session.tell_errors(outcomes)
     if session.interrupt:
         return INTERRUPTED
     valid = all(outcome.value.valid for outcome in outcomes if outcome.value is not None)
-    return worst(failed, int(not valid))
+    return worst(failed, int(not (valid and drawn)))
 
 
 def report_only(

@@ -13,6 +13,10 @@ from runbooks.inventory.shape import ModelShape
 
 FILE = "collectives.json"
 FORMAT = 1
+_USUAL: dict[str, Any] = {  # what a reader may ask for, and an older or broken-off measurement may lack
+    "ranks": 0, "token_bytes": 0, "backend": "", "torch": "", "nccl": "", "cards": (), "granted": False,
+    "environment": {}, "collectives": (), "errors": (), "ladder": {"word": "inconclusive", "why": ()},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,34 @@ class Unusable:
     reason: str
 
 
-def read(folder: Path) -> dict[str, Any] | None:
-    """The document beside a run, or None."""
+def read(folder: Path) -> dict[str, Any] | Unusable | None:
+    """The document beside a run; None where there is none, Unusable where nothing of it can be believed."""
     try:
-        told: dict[str, Any] = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError, RecursionError):
+        told = json.loads((folder / FILE).read_text())
+    except FileNotFoundError:
         return None
-    return told if isinstance(told, dict) and told.get("format") == FORMAT else None
+    except (OSError, ValueError, RecursionError):
+        return Unusable(f"{FILE} cannot be read: the collectives count as not measured")
+    return sound(told)
+
+
+def sound(told: Any) -> dict[str, Any] | Unusable:
+    """With every key that is read of it, whoever wrote it: one that failed before it had anything has next to none."""
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        return Unusable(f"{FILE} is none of ours: the collectives count as not measured")
+    whole = _USUAL | {key: value for key, value in told.items() if value is not None}
+    try:
+        word, why = whole["ladder"]["word"], "; ".join(whole["ladder"]["why"])
+        shown = [*rows(whole), *copy_rows(whole), *whole.get("writes", ())]
+        times = [_timing(row) for row in whole["collectives"] if row["right"]]
+        texts = [word, why, whole["backend"], *whole["cards"], *(error["text"] for error in whole["errors"])]
+        sane = all(isinstance(text, str) for text in texts) and all(time.seconds > 0 for time in times)
+        nothing = whole["ranks"] < 1 or (not shown and word not in ("wrong data", "hang"))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        sane, nothing = False, False
+    if nothing:
+        return Unusable("the measurement of the collectives failed before it had anything: they count as not measured")
+    return whole if sane else Unusable(f"{FILE} is damaged: the collectives count as not measured")
 
 
 def collectives_of(
@@ -146,7 +171,7 @@ def rows(told: Mapping[str, Any]) -> list[list[str]]:
         by_key.setdefault((row["op"], row["b"], row["bytes"]), {})[row["graph"]] = row
     found = []
     for (op, b, size), both in sorted(by_key.items()):
-        rates = [row["bus_gb_s"] for row in both.values() if row["right"] and row["bus_gb_s"] is not None]
+        rates = [row["bus_gb_s"] for row in both.values() if row["right"] and row.get("bus_gb_s") is not None]
         cells = [_micros(both.get(graph)) for graph in (False, True)]
         found.append([op.replace("_", "-"), str(b), f"{size / 1024:g}", *cells, f"{max(rates):.2f}" if rates else "-"])
     return found

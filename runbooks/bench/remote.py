@@ -22,7 +22,7 @@ from runbooks.bench.loadgen.options import Options
 from runbooks.bench.loadgen.run import STATE
 from runbooks.bench.loadgen.stopping import NUMBERS
 from runbooks.bench.results import FORMAT, BenchResult, as_json, digest_of, writable
-from runbooks.bench.sweep import INTERRUPTED, finish
+from runbooks.bench.sweep import INTERRUPTED, finish, tell_report
 from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -47,10 +47,10 @@ def bench_url(url: str, options: BenchOptions, *, out: str = "results", reporter
         with interruptible.listening():
             result = _measure(url, options, asked, expand(out), reporter, interruptible)
             report.show(result, reporter)
-            reporter.note(f"report: {result.folder / 'report.html'}", level="good")
+            drawn = tell_report(result, reporter)
         if interruptible.asked:
             return INTERRUPTED
-        return 0 if result.valid else 1
+        return 0 if result.valid and drawn else 1
     finally:
         reporter.close()
 
@@ -75,7 +75,7 @@ def _measure(
         raise interruptible.gone or _nothing_measured(folder, raw)
     if rc not in (0, INTERRUPTED) or not (raw / "run.json").exists():
         raise _failure(follower.error, rc, url)
-    result = _judged(folder, raw, name, options)
+    result = _judged(folder, raw, name, options, reporter)
     if interruptible.gone:
         raise interruptible.gone
     if rc == INTERRUPTED:
@@ -97,7 +97,7 @@ def _nothing_measured(folder: Path, raw: Path) -> RunbookError:
     return error
 
 
-def _judged(folder: Path, raw: Path, name: str, options: BenchOptions) -> BenchResult:
+def _judged(folder: Path, raw: Path, name: str, options: BenchOptions, reporter: Reporter) -> BenchResult:
     loadgen = json.loads((raw / "run.json").read_text())
     (raw / "run.json").unlink()
     run = {
@@ -116,7 +116,7 @@ def _judged(folder: Path, raw: Path, name: str, options: BenchOptions) -> BenchR
         "raw_sha256": {log.name: digest_of(log) for log in sorted(raw.glob("*.bin"))},
     }
     (folder / "run.json").write_text(as_json(run))
-    return finish(folder)
+    return finish(folder, reporter)
 
 
 def _unfinished(out: Path, name: str) -> Path:

@@ -146,15 +146,16 @@ def assess(folder: Path) -> BenchResult:
         point["ceiling_tok_s"] = ceiling.tok_s(point["concurrency"]) if ceiling else None
         points.append(point)
     told = measured.read(folder)
+    known = told if isinstance(told, dict) else None
     verdict = judge(
         points,
         ceiling=ceiling,
         limits=limits,
         settings=run["loadgen"].get("server_info_before") or {},
         reference={int(b): rate for b, rate in run["reference"].items()},
-        collectives=_collectives(told, ceiling, limits) if told else None,
+        collectives=told if isinstance(told, Unusable) else _collectives(known, ceiling, limits) if known else None,
     )
-    return BenchResult(folder, run, tuple(points), verdict, ceiling, told)
+    return BenchResult(folder, run, tuple(points), verdict, ceiling, known)
 
 
 def _collectives(told: Mapping[str, Any], ceiling: Ceiling | None, limits: Limits) -> Collectives | Unusable | None:

@@ -22,7 +22,7 @@ from runbooks.bench.loadgen.run import STATE
 from runbooks.bench.results import FORMAT, BenchResult, as_json, assess, digest_of, write_points
 from runbooks.canary import run_canary
 from runbooks.engine.artefact import push_zipapp
-from runbooks.engine.errors import CheckFailed, RunbookError, UsageError
+from runbooks.engine.errors import Bug, CheckFailed, RunbookError, UsageError
 from runbooks.engine.jobs import run_job
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -83,14 +83,14 @@ def run_bench(
     stand_in = machine["server"].get("package_summary", "")
     if "stand-in" in stand_in:
         report.note(f"not hardware: {stand_in}", host=host, level="warning")
-    told = between.latest(conn)
+    told = between.latest(conn, report)
     if told:
         (folder / measured.FILE).write_text(as_json(told))
     canary = None
     if options.canary and not interrupted:
         canary = _canary(conn, loaded, host, report, key)
     describe(folder, loaded, host, release=release, command=options.command, canary=canary)
-    return finish(folder)
+    return finish(folder, report, host)
 
 
 def describe(
@@ -131,12 +131,32 @@ def _release(conn: Connection) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def finish(folder: Path) -> BenchResult:
-    """Judge a folder that has its raw logs and run.json, and write what people read."""
+def finish(folder: Path, said: Reporter | None = None, host: str | None = None) -> BenchResult:
+    """Judge a folder that has its raw logs and run.json, and write what people read.
+
+    `said`: where it is told that the report could not be drawn, which costs no measured sweep its numbers.
+    """
     result = assess(folder)
     write_points(result)
-    report.write(result, folder)
+    try:
+        report.write(result, folder)
+    except Exception as error:  # of any kind: hours of measuring stand behind it
+        if said is None:
+            raise
+        text = "the report could not be drawn; the numbers and the verdict are kept"
+        why = error if isinstance(error, RunbookError) else Bug(error)
+        details = [f"{why.head}: {error}"[:200], *why.details, f"kept: {folder / 'points.json'}"]
+        drawn = RunbookError(text, step="report", details=details, next=f"invoke bench.report {folder}")
+        said.note(drawn.told(), host=host, level="error")
     return result
+
+
+def tell_report(result: BenchResult, said: Reporter, host: str | None = None) -> bool:
+    """Name the report to people. False where there is none, which was said."""
+    page = result.folder / "report.html"
+    if page.exists():
+        said.note(f"report: {page}", host=host, level="good")
+    return page.exists()
 
 
 def _load(loaded: Loaded, host: str, options: BenchOptions) -> list[str]:

@@ -54,10 +54,12 @@ class Claim:
 def ceiling_task(session: Session, *, run: str = "", as_json: bool = False) -> int:
     """Print the tables for the inventory's model and cards; `run`: with the collectives that it measured."""
     told = measured.read(named(run)) if run else None
-    if run and told is None:
-        raise UsageError(f"{run}: no {measured.FILE} in it", next="invoke bench.collectives")
-    with reading(named(run)) if told else nullcontext():
-        result = tables(session.loaded, told)
+    if run and not isinstance(told, dict):
+        why = f"no {measured.FILE} in it" if told is None else told.reason
+        raise UsageError(f"{run}: {why}", next="invoke bench.collectives")
+    known = told if isinstance(told, dict) else None
+    with reading(named(run)) if known else nullcontext():
+        result = tables(session.loaded, known)
     if as_json:
         session.report.close()
         print(json.dumps(result, sort_keys=True))

@@ -274,6 +274,7 @@ def test_refused_while_a_server_holds_the_gpus(
     with pytest.raises(RunbookError, match="570, python3") as error:
         between.measure(local, loaded, report=Reporter(Recorder()), out=tmp_path / "out")
     assert "invoke bench.collectives --force" in (error.value.next or "")
+    assert "on glm5-a: systemctl stop sglang" in (error.value.next or "")
 
 
 def test_what_was_measured_stays_for_the_next_sweep_until_the_host_reboots(
@@ -282,10 +283,11 @@ def test_what_was_measured_stays_for_the_next_sweep_until_the_host_reboots(
     event = json.dumps({"event": "result", "result": two_h200()})
     program = f'#!/bin/sh\necho "$OMP_NUM_THREADS" "$@" >{tmp_path}/words\necho \'{event}\'\n'
     loaded = host_with_runtime(local, monkeypatch, tmp_path, program)
-    assert between.latest(local) is None
+    quiet = Reporter(Recorder())
+    assert between.latest(local, quiet) is None
     said = Recorder()
     told = between.measure(local, loaded, report=Reporter(said), out=tmp_path / "out")
-    assert between.latest(local) == told
+    assert between.latest(local, quiet) == told
     threads, _, *words = (tmp_path / "words").read_text().split()
     assert dict(zip(words[::2], words[1::2], strict=True)) == {
         "--batches": ",".join(map(str, loaded.inventory.bench.concurrency)),
@@ -294,14 +296,13 @@ def test_what_was_measured_stays_for_the_next_sweep_until_the_host_reboots(
         "--limit": "120",
         "--environment": f"{paths.CURRENT}/env",
         "--verdict": paths.PEERS,
-        "--out": between.KEPT,
     }
     assert threads == "1"
     assert len(list((tmp_path / "out").glob("*-glm5-a-collectives/collectives.json"))) == 1
     between.show(told, Reporter(said), "glm5-a")
     assert any("healthy: 2 ranks, NVIDIA H200" in str(event) for event in said.events)
     local.put(json.dumps(told | {"boot_id": "another"}).encode(), between.KEPT)
-    assert between.latest(local) is None
+    assert between.latest(local, quiet) is None
 
 
 # -- for real, with gloo, by the runtime of the lab's real SGLang

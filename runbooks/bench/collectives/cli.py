@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         outcome = together(ranks, limit, work, folder / name.replace(" ", "-"))
         if outcome.state != "ok":
             result["errors"].append({"part": name, "state": outcome.state, "text": outcome.error})
-            tell("note", text=f"{name}: {outcome.state}, {outcome.error}")
+            tell("note", text=f"{name}: {outcome.state}")
         return outcome
 
     seen = part("what torch sees", 1, lambda _, emit: copies.look(emit))
