@@ -11,7 +11,7 @@ from runbooks.engine import lock
 from runbooks.engine.errors import RunbookError, StepFailed, page_of
 from runbooks.engine.follow import MARK
 from runbooks.engine.jobs import full_disk, run_job
-from runbooks.engine.progress import Meter
+from runbooks.engine.progress import Gauge
 from runbooks.engine.reboot import reboot
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
@@ -76,12 +76,13 @@ def _run(
         uploads |= change.uploads
     result = run_job(
         connection,
-        _job_name(stage),
+        job_name(stage),
         teller.script(),
         limit=sum(change.limit for _, change in changes),
         report=report,
         uploads=uploads,
         on_line=teller.line,
+        on_live=teller.live,
         changes=True,
         run=options.run,
         stopping=options.stopping,
@@ -111,7 +112,8 @@ class _Teller:
         self._changes = changes
         self._options = options
         self._report = report
-        self._meter = Meter()
+        self._gauge = Gauge(host, report)
+        self.live = self._gauge.live
         self.current = 0
         self.said: list[str] = []
 
@@ -130,18 +132,13 @@ class _Teller:
         if match is None:
             self.said = [*self.said[-40:], text]
             self._report.output(text, host=self._host, chatter=True)
-            self._tell_progress(text)
+            self._gauge.read(text)
         elif match[1] == "begin":
-            self.current, self.said, self._meter = int(match[2]), [], Meter()
+            self.current, self.said = int(match[2]), []
+            self._gauge.begin(self._changes[self.current][0].id)
             self._report.output(self._changes[self.current][0].id, host=self._host)
         elif match[3] == "0":
             self._tell(*self._changes[int(match[2])])
-
-    def _tell_progress(self, text: str) -> None:
-        found = self._meter.read(text)
-        if found is not None:
-            name = self._changes[self.current][0].id
-            self._report.progress(name, found.done, found.total, host=self._host, unit=found.unit, detail=found.detail)
 
     def _tell(self, step: Step, change: Change) -> None:
         unified = "".join(diff.unified for diff in change.diff) if self._options.diff else ""
@@ -163,5 +160,6 @@ def _reboot(connection: Connection, step: Step, change: Change, options: Options
     report.emit("step", step.id, host=connection.name, state="changed", diff=[d.line for d in change.diff], unified="")
 
 
-def _job_name(stage: str) -> str:
+def job_name(stage: str) -> str:
+    """What the jobs of a stage are called."""
     return re.sub(r"[^a-z0-9]+", "-", stage.lower()).strip("-") or secrets.token_hex(4)

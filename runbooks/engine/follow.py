@@ -103,11 +103,13 @@ def follow(
     *,
     report: Reporter,
     on_line: Callable[[str], None] | None = None,
+    on_live: Callable[[], None] = lambda: None,
     stopping: Callable[[], object] = lambda: False,
     again: bool = True,
 ) -> JobResult:
     """Read a job's log from its beginning to its end, and return how it ended.
 
+    `on_live` is called when the log was read up to where the job is.
     `again`: the same command attaches to it, which one that is interrupted is told.
     Raises StepFailed when it is not there or was killed, Unreachable when the link stays away.
     """
@@ -121,7 +123,7 @@ def follow(
     def tell(text: str, level: Level) -> None:
         report.note(text, host=connection.name, level=level)
 
-    follower = _Follower(connection, folder, on_line or output, stopping, tell)
+    follower = _Follower(connection, folder, on_line or output, stopping, tell, on_live)
     with going.followed(connection.name, label, again=again):
         rc = follower.follow()
     return JobResult(rc, tuple(follower.tail), time.monotonic() - began, folder)
@@ -169,10 +171,13 @@ class _Follower:
         on_line: Callable[[str], None],
         stopping: Callable[[], object],
         tell: Callable[[str, Level], None],
+        on_live: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._folder = folder
         self._on_line = on_line
+        self._on_live = on_live
+        self._is_live = False
         self._stopping = stopping
         self._tell = tell
         self._told_to_stop = False
@@ -229,6 +234,9 @@ class _Follower:
         self._offset += len(body)
         self._more = self._offset < int(size)
         self._take(body)
+        if not self._is_live and not self._more:
+            self._is_live = True
+            self._on_live()
         return state
 
     def _ask_patiently(self, poll: str) -> bytes:

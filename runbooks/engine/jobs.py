@@ -34,6 +34,7 @@ from runbooks.engine.transport import Connection
 __all__ = ["JobResult", "run_job"]
 
 LOG_LIMIT = 64 * 1024 * 1024  # bytes; a longer log keeps its last mebibyte and goes on
+LOCK_GONE = 75  # the exit code of a launch whose run does not hold the host any more
 KEPT_JOBS = 40  # ended jobs whose logs are kept
 
 _SUPERVISOR = """\
@@ -106,7 +107,7 @@ fi
 """
 
 
-_FENCE = """[ "$(cat {lock}/run)" = {run} ] || {{ echo 'the lock of this run is gone' >&2; exit 1; }}"""
+_FENCE = """[ "$(cat {lock}/run)" = {run} ] || exit {gone}"""
 
 
 def run_job(
@@ -118,6 +119,7 @@ def run_job(
     report: Reporter,
     uploads: Mapping[str, Secret | bytes] | None = None,
     on_line: Callable[[str], None] | None = None,
+    on_live: Callable[[], None] = lambda: None,
     changes: bool = False,
     run: str = "",
     stopping: Callable[[], object] = lambda: False,
@@ -130,7 +132,8 @@ def run_job(
     `changes`: it changes the host, so a later run waits for its end, and it keeps the host's lock fresh. `run`: it is
     launched only while that run holds the lock. `again`: the same command makes the same job, and attaches to it.
     When `stopping()` becomes true, the file `$JOB/stop` appears: the script may look for it between two steps.
-    Raises NotWritten when it cannot be started, Unreachable when the link stays away: the job then goes on.
+    Raises NotWritten when it cannot be started, Busy when that lock is gone, Unreachable when the link stays away: the
+    job then goes on.
     """
     label = f"{name}-{_content_hash(script, uploads or {})}"
     folder = f"{paths.JOBS}/{label}"
@@ -142,7 +145,7 @@ def run_job(
         _launch(connection, name, label, limit, changes=changes, run=run)
     else:
         report.note(f"{name}: this job runs already; attached to it", host=connection.name)
-    return follow(connection, label, report=report, on_line=on_line, stopping=stopping, again=again)
+    return follow(connection, label, report=report, on_line=on_line, on_live=on_live, stopping=stopping, again=again)
 
 
 def _content_hash(script: str, uploads: Mapping[str, Secret | bytes]) -> str:
@@ -185,8 +188,10 @@ def _launch(connection: Connection, name: str, label: str, limit: float, *, chan
     supervisor = _SUPERVISOR.format(
         folder=folder, unit=unit, limit=limit, log_limit=LOG_LIMIT, refresh=refresh, environment=ENVIRONMENT
     )
-    fence = _FENCE.format(lock=paths.LOCK, run=quote(run)) if run else ":"
+    fence = _FENCE.format(lock=paths.LOCK, run=quote(run), gone=LOCK_GONE) if run else ":"
     launch = _LAUNCH.format(folder=quote(folder), unit=quote(unit), what=quote(f"runbooks: {name}"), fence=fence)
     answer = connection.ask(launch, stdin=supervisor.encode())
+    if answer.rc == LOCK_GONE:
+        raise lock.lost(connection.name)
     if answer.rc != 0:
         raise _not_made(connection, f"the job {name} could not be started in {folder}", answer)

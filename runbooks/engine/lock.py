@@ -54,7 +54,7 @@ _RELEASE = """[ "$(cat {lock}/run 2>/dev/null)" != {run} ] || rm -rf {lock}"""
 
 
 class Busy(RunbookError):
-    """Another run holds the host. `holder` is what the lock says of it."""
+    """Another run holds the host, or this one no more. `holder` is what the lock says of it."""
 
     holder: Mapping[str, object] = {}
 
@@ -123,6 +123,16 @@ def busy(host: str, holder: str) -> Busy:
     )
     error.holder = found
     return error
+
+
+def lost(host: str) -> Busy:
+    """The error for a run whose lock is not there any more."""
+    return Busy(
+        "this run holds the host no more",
+        host=host,
+        details=["the lock of this run is gone: it expired, or `invoke unlock` took it away"],
+        next=f"invoke status --hosts {host}",
+    )
 
 
 def describe(holder: str) -> str:

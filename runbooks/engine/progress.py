@@ -1,4 +1,4 @@
-"""How far a running command is, read from what apt, pip, ninja, cmake and our own downloader print. Pure.
+"""How far a running command is, read from what apt, pip, ninja, cmake and our own downloader print.
 
 apt and pip say how much there is to do before they do it, so their lines are counted; the others say both. How long
 it still takes is told by the command's own clock where it has one, so that who attaches later is told the same.
@@ -10,6 +10,8 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from runbooks.engine.report import Reporter
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,37 @@ class Meter:
         elapsed, rest = now - self._began, self._resolved - done
         left = f", {left_text(elapsed / done * rest)}" if done > 0 and rest > 0 and elapsed > 0 else ""
         return Progress(min(done, self._resolved), self._resolved, "packages", detail + left)
+
+
+class Gauge:
+    """How far a job at work is, for people: nothing of what was before they came, then as it goes on."""
+
+    def __init__(self, host: str, report: Reporter) -> None:
+        self._host = host
+        self._report = report
+        self._live = False
+        self.begin("")
+
+    def begin(self, name: str) -> None:
+        """Another command begins, under this name."""
+        self._name, self._meter = name, Meter()
+        self._last: Progress | None = None
+
+    def read(self, line: str) -> None:
+        found = self._meter.read(line)
+        if found is not None:
+            self._last = found
+            self._tell()
+
+    def live(self) -> None:
+        """The log was read up to where the job is."""
+        self._live = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._live and self._last is not None:
+            now = self._last
+            self._report.progress(self._name, now.done, now.total, host=self._host, unit=now.unit, detail=now.detail)
 
 
 def left_text(seconds: float) -> str:

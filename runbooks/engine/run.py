@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runbooks.engine import lock
-from runbooks.engine.apply import Stopped, apply
+from runbooks.engine.apply import Stopped, apply, job_name
 from runbooks.engine.errors import CheckFailed, RunbookError, StepFailed
 from runbooks.engine.facts import Facts, ask_facts
-from runbooks.engine.follow import follow, list_jobs
+from runbooks.engine.follow import MARK, Job, follow, list_jobs
 from runbooks.engine.look import Look, waited_for
+from runbooks.engine.progress import Gauge
 from runbooks.engine.report import Reporter
 from runbooks.engine.step import Change, Question, Stage, State, Step, Verdict
 from runbooks.engine.transport import Connection
@@ -82,6 +83,7 @@ class _Run:
         self._stages: list[Stage] = []
         self._locked = False
         self._told_wait = False
+        self._inherited: dict[str, list[tuple[Step, Change]]] = {}  # by stage: what an earlier run's job was at
         self._stale = False  # something was applied since the last look
         self._pending = ""  # check mode: the first stage that would change something
         self.result = HostResult(host=connection.name)
@@ -94,7 +96,7 @@ class _Run:
             began = time.monotonic()
             try:
                 self._preview(stage) if self._options.check else self._converge(stage, position, began)
-            except RunbookError as error:
+            except (StepFailed, CheckFailed) as error:  # its own failure: a lost lock or link, or a stop, ends the run
                 if not stage.optional:
                     raise
                 error.host = error.host or self._connection.name
@@ -163,6 +165,10 @@ class _Run:
         return {step.id for step, _ in batch}
 
     def _settle(self, stage: Stage, tried: set[str], began: float) -> None:
+        for step, change in self._inherited.pop(stage.name, []):
+            if step.id not in tried:  # the job that was followed has made it true
+                self._say_change(step, change, "changed")
+                tried.add(step.id)
         self.result.changed += len(tried)
         self.result.unchanged += len(stage.steps) - len(tried)
         self._say_stage(stage, "changed" if tried else "ok", began, changed=len(tried))
@@ -221,9 +227,34 @@ class _Run:
         running = [job for job in list_jobs(self._connection) if job.changes and job.state == "running"]
         for job in running:
             self._say("note", f"{job.name}: a job of an earlier run is at work; waiting for its end", level="info")
+            self._inherit(job)
             with contextlib.suppress(StepFailed):  # how it ended is for the next look to tell
-                follow(self._connection, job.label, report=self._report, stopping=self._options.stopping)
+                self._attend(job)
         return not running and not met
+
+    def _inherit(self, job: Job) -> None:
+        """What its stage still wants is what it is at; what is true of that after its end, it has changed."""
+        for stage in self._stages:
+            questions = [question for step in stage.steps for question in step.questions()]
+            if job_name(stage.name) == job.name and not self._seen.late(questions):
+                with contextlib.suppress(StepFailed):  # an answer that did not come: its stage tells of it
+                    wanted = [(step, plan) for step, plan in self._plans(stage) if isinstance(plan, Change)]
+                    self._inherited[stage.name] = [(step, change) for step, change in wanted if not change.reboot]
+
+    def _attend(self, job: Job) -> None:
+        """Follow it to its end, as quietly as a job of our own."""
+        gauge = Gauge(self._connection.name, self._report)
+        gauge.begin(job.name)
+
+        def line(text: str) -> None:
+            if text.startswith(f"{MARK} begin"):
+                gauge.begin(job.name)
+            elif not text.startswith(MARK):
+                self._report.output(text, host=self._connection.name, chatter=True)
+                gauge.read(text)
+
+        stopping = self._options.stopping
+        follow(self._connection, job.label, report=self._report, on_line=line, on_live=gauge.live, stopping=stopping)
 
     def _waiting(self, busy: lock.Busy) -> bool:
         if not self._options.wait or self._options.stopping():

@@ -12,6 +12,7 @@ from runbooks.bench.sweep import run_bench
 from runbooks.deploy import hosts as deploying
 from runbooks.deploy.flow import deploy
 from runbooks.deploy.key import ready_key
+from runbooks.engine import lock
 from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.paths import expand
 from runbooks.session import Session
@@ -32,8 +33,7 @@ def tune_host(
     if not wanted:
         known = ", ".join(session.loaded.inventory.profiles)
         raise UsageError("profiles: which are to be tried?", details=[f"the inventory has {known}"])
-    for name in wanted:
-        resolve(session.loaded.inventory.profiles, name)
+    profiles_known(session, wanted)
     if len(session.hosts) != 1:
         raise UsageError(
             f"one host at a time, not {len(session.hosts)}", next="invoke tune --hosts NAME --profiles a,b"
@@ -43,6 +43,21 @@ def tune_host(
     options.checked(session.loaded.inventory.bench)
     experiment = Experiment(session, list(dict.fromkeys(wanted)), options, writable(expand(out)))
     return experiment.run()
+
+
+def profiles_known(session: Session, wanted: Sequence[str]) -> None:
+    """Raises one UsageError with every name that cannot be tried."""
+    mistakes: list[UsageError] = []
+    for name in dict.fromkeys(wanted):
+        try:
+            resolve(session.loaded.inventory.profiles, name)
+        except UsageError as error:
+            mistakes.append(error)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    if mistakes:
+        told = [line for error in mistakes for line in (error.message, *error.details)]
+        raise UsageError(f"profiles: {len(mistakes)} of these cannot be tried", details=told)
 
 
 def _short(session: Session) -> tuple[int, ...]:
@@ -124,7 +139,7 @@ class Experiment:
                 result = run_bench(
                     conn, self.session.loaded, self.host, options=self.options, report=self.report, out=record.folder
                 )
-        except Unreachable:  # says nothing of the profile: the next run tries it again
+        except (Unreachable, lock.Busy):  # says nothing of the profile: the next run tries it again
             raise
         except RunbookError as error:
             self.report.note(f"{name}: {error.message}", host=self.host, level="warning")

@@ -16,6 +16,7 @@ from runbooks.bench import assess
 from runbooks.bench.results import BenchResult
 from runbooks.bench.sweep import _failure
 from runbooks.deploy import hosts as deploying
+from runbooks.engine import lock
 from runbooks.engine.errors import CheckFailed, RunbookError, Unreachable, UsageError
 from runbooks.engine.report import Reporter
 from runbooks.inventory import load
@@ -52,6 +53,8 @@ class Site:
             raise RunbookError("the server died", page="server-down")
         if profile == "away":
             raise Unreachable("no route to host")
+        if profile == "taken":
+            raise lock.Busy("another run is changing this host")
         self.serves = profile
 
     def bench(self, conn: Any, loaded: Any, host: str, *, options: Any, report: Any, out: Path) -> BenchResult:
@@ -63,7 +66,14 @@ class Site:
     def run(self, *profiles: str, yes: bool = True) -> int:
         loaded = load(ROOT / "inventory.yaml")
         final = loaded.inventory.profiles["final"]
-        names = {**loaded.inventory.profiles, "good": final, "poison": final, "broken": final, "away": final}
+        names = {
+            **loaded.inventory.profiles,
+            "good": final,
+            "poison": final,
+            "broken": final,
+            "away": final,
+            "taken": final,
+        }
         whole = loaded.inventory
         server = msgspec.structs.replace(whole.server, api_key=None)
         inventory = SimpleNamespace(profiles=names, bench=whole.bench, gpus=whole.gpus, server=server)
@@ -129,11 +139,14 @@ def test_users_that_are_there_are_no_crash_of_the_profile(site: Site, monkeypatc
     assert site.back == [7]
 
 
-def test_a_host_that_is_away_is_no_crash_of_the_profile(site: Site) -> None:
-    asked = {"profiles": ["away", "poison"], "concurrency": [1, 8, 64], "window": 5.0}
+@pytest.mark.parametrize(("profile", "error"), [("away", Unreachable), ("taken", lock.Busy)])
+def test_a_host_that_is_away_or_another_run_s_is_no_crash_of_the_profile(
+    site: Site, profile: str, error: type[RunbookError]
+) -> None:
+    asked = {"profiles": [profile, "poison"], "concurrency": [1, 8, 64], "window": 5.0}
     Record(site.out / "2026-01-01-glm5-a-tune", "glm5-a", 7, "final", asked, [Trial("final", "invalid")]).save()
-    with pytest.raises(Unreachable):
-        site.run("away", "poison")
+    with pytest.raises(error):
+        site.run(profile, "poison")
     assert [one["profile"] for one in site.record["trials"]] == ["final"]
     assert not site.record["done"]
 

@@ -13,7 +13,7 @@ from runbooks.engine import follow, jobs
 from runbooks.engine.errors import StepFailed
 from runbooks.engine.follow import list_jobs
 from runbooks.engine.jobs import run_job
-from runbooks.engine.lock import held
+from runbooks.engine.lock import Busy, held
 from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
@@ -98,7 +98,7 @@ def test_a_launch_that_comes_late_starts_nothing_twice(
 
 def test_a_launch_whose_lock_is_gone_starts_nothing(local: Connection, tmp_path: Path) -> None:
     """What a dead controller sent arrives after another run took its lock over."""
-    with held(local, "theirs", "test"), pytest.raises(StepFailed, match="could not be started") as failed:
+    with held(local, "theirs", "test"), pytest.raises(Busy, match="holds the host no more") as failed:
         run_job(local, "mine", f"touch {tmp_path}/ran", limit=20, report=Reporter(Recorder()), changes=True, run="mine")
     assert "the lock of this run is gone" in str(failed.value)
     time.sleep(0.3)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from runbooks import paths
 from runbooks.engine import lock, look
-from runbooks.engine.errors import CheckFailed, StepFailed
+from runbooks.engine.apply import Stopped
+from runbooks.engine.errors import CheckFailed, StepFailed, Unreachable
 from runbooks.engine.facts import Facts
-from runbooks.engine.report import Reporter
+from runbooks.engine.jobs import run_job
+from runbooks.engine.report import Event, Reporter
 from runbooks.engine.run import HostResult, Options, converge
 from runbooks.engine.step import Answers, Change, Diff, Question, Stage, Verdict, quote, shell
 from runbooks.engine.transport import Connection
@@ -124,6 +129,31 @@ def test_an_optional_stage_that_fails_is_a_warning(local: Connection, tmp_path: 
     assert (result.failed, len(result.warnings), result.changed) == ([], 1, 1)
 
 
+@pytest.mark.parametrize("left", ["held", "lost", "link", "stopped"])
+def test_optional_excuses_the_stage_s_own_failure_alone(
+    local: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """A lock that another run holds, or that is lost, a lost link or an interrupt ends the run at once, said once."""
+    kinds = {"held": lock.Busy, "lost": lock.Busy, "link": Unreachable, "stopped": Stopped}
+    if left == "held":
+        lock.take(local, "another-run", "deploy final")
+    elif left == "lost":
+        monkeypatch.setattr(lock, "take", lambda *_args, **_options: False)
+    elif left == "link":
+        monkeypatch.setattr(lock, "take", lambda *_args, **_options: _raise(Unreachable("the link is gone")))
+    stages = [Stage(name, (Text(path=f"{tmp_path}/{name}", text="A"),), optional=True) for name in ("a", "b")]
+    recorder = Recorder()
+    result = _run(local, *stages, recorder=recorder, stopping=lambda: left == "stopped")
+    assert [type(error) for error in result.failed] == [kinds[left]]
+    assert result.warnings == []
+    assert [event.text for event in recorder.events if "optional" in event.text or event.kind == "stage"] == []
+    assert not (tmp_path / "a").exists()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 def test_a_guard_above_the_changes_stops_them_and_a_check_below_judges_them(local: Connection, tmp_path: Path) -> None:
     change, check = Text(path=f"{tmp_path}/a", text="A"), Exists(path=f"{tmp_path}/a")
     (error,) = _run(local, Stage("guarded", (check, change))).failed
@@ -196,3 +226,43 @@ def test_a_second_run_names_the_first_and_leaves(local: Connection, tmp_path: Pa
     assert not (tmp_path / "a").exists()
     lock.release(local, "another-run")
     assert _run(local, stage).changed == 1
+
+
+@pytest.mark.served
+def test_a_job_of_an_earlier_run_is_told_of_as_one_of_our_own(local: Connection, tmp_path: Path) -> None:
+    """Nothing of what is past, then as it goes on; and what it made true counts as changed, but not what was before."""
+    script = (
+        f"for i in 1 2 3 4 5; do echo \"[$i/8] Building a\"; done; echo deep in it; touch {tmp_path}/half\n"
+        f"until [ -e {tmp_path}/seen ]; do sleep 0.1; done\n"
+        f"for i in 6 7 8; do echo \"[$i/8] Building b\"; done; echo A >{tmp_path}/a"
+    )  # fmt: skip
+    ended: list[int] = []
+
+    def earlier() -> None:
+        with type(local)(local.target) as own:
+            job = run_job(own, "the-build", script, limit=60, report=Reporter(Recorder()), changes=True)
+            ended.append(job.rc)
+
+    class Watcher(Recorder):
+        def show(self, event: Event) -> None:
+            super().show(event)
+            if event.kind == "progress":
+                (tmp_path / "seen").touch()
+
+    thread = threading.Thread(target=earlier)
+    thread.start()
+    while not (tmp_path / "half").exists():
+        time.sleep(0.05)
+    (tmp_path / "c").write_text("C\n")
+    build = (Text(path=f"{tmp_path}/a", text="A"), Text(path=f"{tmp_path}/c", text="C"))
+    watcher = Watcher()
+    result = _run(local, Stage("the build", build, optional=True), recorder=watcher)
+    thread.join(30)
+    assert (ended, result.changed, result.unchanged, result.warnings) == ([0], 1, 1, [])
+    progress = [event for event in watcher.events if event.kind == "progress"]
+    assert [event.data["done"] for event in progress] == [5, 6, 7, 8]
+    assert {event.text for event in progress} == {"the-build"}
+    assert all(event.data["chatter"] for event in watcher.events if event.kind == "output")
+    told = [(event.text, event.data["diff"]) for event in watcher.events if event.kind == "step"]
+    assert told == [("text a", ["'' -> 'A'"])]
+    assert [event.text.split("   ")[1] for event in watcher.events if event.kind == "stage"] == ["1 of 2 changed"]
