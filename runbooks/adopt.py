@@ -21,6 +21,7 @@ import yaml
 from runbooks import paths
 from runbooks.engine.errors import CheckFailed, UsageError
 from runbooks.engine.look import AT_MOST
+from runbooks.engine.report import Reporter
 from runbooks.engine.secret import Secret
 from runbooks.engine.transport import Connection
 from runbooks.inventory import load
@@ -110,9 +111,16 @@ def adopt_host(session: Session, host: str, out: str) -> int:
         "packages", ["name", "version"], [[n, found.packages[n]] for n in SHOWN_PACKAGES if n in found.packages]
     )
     rows = differences(found, session.loaded.inventory)
-    session.report.table(f"what differs from {REFERENCE}", ["what", "here", REFERENCE], rows, host=host)
+    tell_differences(session.report, host, rows)
     session.report.note(f"written: {path}; nothing on the host was touched", host=host, level="good")
     return 0
+
+
+def tell_differences(report: Reporter, host: str, rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        report.table(f"what differs from {REFERENCE}", ["what", "here", REFERENCE], rows, host=host)
+    else:
+        report.note(f"nothing differs from {REFERENCE}", host=host, level="good")
 
 
 _HEAD = """\

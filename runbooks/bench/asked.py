@@ -112,23 +112,30 @@ def options_of(
 def streams_of(words: Sequence[str]) -> tuple[int, ...]:
     """`8`, or `1,2,4`, each more than once. Raises UsageError for what is no number of streams."""
     parts = _parts(words)
-    for part in parts:
-        if not re.fullmatch("[0-9]{1,5}", part) or not 1 <= int(part) <= MOST_STREAMS:
-            raise UsageError(f"concurrency: {part[:40]!r} is not a number of streams (1 to {MOST_STREAMS})")
+    wrong = [part for part in parts if not re.fullmatch("[0-9]{1,5}", part) or not 1 <= int(part) <= MOST_STREAMS]
+    if wrong:
+        raise UsageError(f"concurrency: {_quoted(wrong)} is not a number of streams (1 to {MOST_STREAMS})")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 def rates_of(words: Sequence[str]) -> tuple[float, ...]:
     """`0.5`, or `1,2`, each more than once. Raises UsageError for what is no number of requests a second."""
-    found = []
-    for part in _parts(words):
-        try:
-            found.append(float(part))
-        except ValueError:
-            found.append(0.0)
-        if not 0 < found[-1] < 1e5:
-            raise UsageError(f"rate: {part[:40]!r} is not a number of requests a second")
-    return tuple(dict.fromkeys(found))
+    found = {part: _number(part) for part in _parts(words)}
+    wrong = [part for part, value in found.items() if not 0 < value < 1e5]
+    if wrong:
+        raise UsageError(f"rate: {_quoted(wrong)} is not a number of requests a second")
+    return tuple(dict.fromkeys(found.values()))
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return 0.0
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(repr(word[:40]) for word in words[:9])
 
 
 def _parts(words: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ RunbookError            exit 1   something on a host, or in a run, failed
   CheckFailed           exit 1   a check (GPUs, disk, operating system) says no
   Bug                   exit 1   an exception that nobody foresaw; its traceback is in a private file
 UsageError              exit 2   wrong option, inventory or environment: nothing was touched
+
+No error of ours: 0 all is well, 3 `--check` found changes, 130 interrupted by Ctrl-C (what goes on is said).
 """
 
 from __future__ import annotations

@@ -33,12 +33,13 @@ def check(document: Document) -> Inventory | None:
         return None
     value = _open_server(document)
     _walk(value, Inventory, (), document)
-    if document.problems:
+    mistyped = bool(document.problems)
+    check_words(document)
+    if mistyped:
         return None
     inventory = msgspec.convert(value, Inventory, strict=True, str_keys=True)
     _names(inventory, document)
     _ports(inventory, document)
-    check_words(document)
     check_machines(inventory, document)
     check_arguments(inventory, document)
     return None if document.problems else inventory

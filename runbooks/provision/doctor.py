@@ -108,11 +108,17 @@ def _check(host: str, stage: Stage, step: Step, answers: Answers, first: str) ->
     if plan is None:
         return Check(name, True, "as it should be"), False
     if isinstance(plan, Change):
-        detail = "; ".join(diff.line for diff in plan.diff) or "not as it should be"
+        detail = "; ".join(_found(diff.line) for diff in plan.diff) or "not as it should be"
         return Check(name, False, detail, mend, plan.page or "", stage.optional), True
     return _judged(
         name, plan, f"first stage '{first}': {mend.partition(' --tags')[0]}" if first else mend, stage
     ), False
+
+
+def _found(line: str) -> str:
+    """A line of a preview as what is there now: `new, mode 0644, root:root` is a file that is missing."""
+    made, _, how = line.partition(", ")
+    return line if made != "new" else f"is missing (wanted: {how})" if how else "is missing"
 
 
 def _judged(name: str, verdict: Verdict, mend: str, stage: Stage) -> Check:

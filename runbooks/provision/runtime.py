@@ -222,6 +222,16 @@ if grep -qi '^sgl-deep-gemm==' "$FOLDER/versions.txt"; then
 fi"""
 
 
+def _there(built: Built) -> tuple[Question, ...]:
+    return tuple(ask.path(folder) for folder in built.folders)
+
+
+def _why_unsaid(built: Built, answers: Answers) -> str:
+    """Why a runtime does not say of itself what one that is built today does."""
+    there = any(answers[question].get("type") is not None for question in _there(built))
+    return "this runtime was built before it was" if there else "there is no runtime here"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeepGemm:
     """DeepGEMM was imported, or the runtime's environment keeps SGLang from it: half of it ends in a NameError."""
@@ -230,13 +240,14 @@ class DeepGemm:
     id: str = "DeepGEMM"
 
     def questions(self) -> tuple[Question, ...]:
-        return tuple(ask.path(f"{folder}/deep_gemm.txt", wanted="*") for folder in self.built.folders)
+        said = (ask.path(f"{folder}/deep_gemm.txt", wanted="*") for folder in self.built.folders)
+        return (*said, *_there(self.built))
 
     def plan(self, answers: Answers) -> Verdict:
         texts = [str(answers[question].get("text") or "").strip() for question in self.questions()]
         said = next(filter(None, texts), "")
         if not said:
-            return Verdict(ok=True, line="not tried: this runtime was built before it was")
+            return Verdict(ok=True, line=f"not tried: {_why_unsaid(self.built, answers)}")
         if "Error" not in said:
             return Verdict(ok=True, line=f"loads ({said})")
         if self.built.runtime.env.get(_SWITCH) == "0":
@@ -261,13 +272,14 @@ class FlagsAgree:
     id: str = "flag table"
 
     def questions(self) -> tuple[Question, ...]:
-        return tuple(ask.path(f"{folder}/flags.txt", wanted="*") for folder in self.built.folders)
+        said = (ask.path(f"{folder}/flags.txt", wanted="*") for folder in self.built.folders)
+        return (*said, *_there(self.built))
 
     def plan(self, answers: Answers) -> Verdict:
         texts = [str(answers[question].get("text") or "") for question in self.questions()]
         count, *differences = next((text.splitlines() for text in texts if text), [""])
         if not count:
-            return Verdict(ok=True, line="not compared: this runtime was built before it was")
+            return Verdict(ok=True, line=f"not compared: {_why_unsaid(self.built, answers)}")
         if not count.endswith(" options"):
             return Verdict(ok=True, line=f"not compared: {' '.join([count, *differences])}"[:200])
         if not differences:

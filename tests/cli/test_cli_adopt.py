@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runbooks.adopt import KEPT_ENVIRONMENT, RELEASE_SETS, Found, differences, inventory_for, read
+from runbooks.adopt import KEPT_ENVIRONMENT, RELEASE_SETS, Found, differences, inventory_for, read, tell_differences
 from runbooks.completion import offer
 from runbooks.engine.errors import CheckFailed
+from runbooks.engine.report import Reporter
 from runbooks.inventory import load
 from runbooks.sglang.argv import resolve
+from tests.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -153,3 +155,11 @@ def test_what_invoke_completes_is_left_to_it() -> None:
     assert offer(["invoke", "prov"]) is None
     assert offer(["invoke"]) is None
     assert offer(["invoke", "health", "--hosts", "--inventory", "/none"]) is None
+
+
+def test_that_nothing_differs_is_said_and_no_table_without_rows_is_shown() -> None:
+    same, other = Recorder(), Recorder()
+    tell_differences(Reporter(same), "glm5-a", [])
+    tell_differences(Reporter(other), "glm5-a", [["driver", "1", "2"]])
+    assert [(event.kind, event.text) for event in same.events] == [("note", "nothing differs from final")]
+    assert [event.kind for event in other.events] == ["table"]

@@ -187,6 +187,8 @@ def test_a_bug_is_two_lines_and_a_file() -> None:
         (["bench", "--repeats", "999999999"], "repeats: 999999999 passes"),
         (["bench", "--concurrency", "\u00b2"], "is not a number of streams"),
         (["bench", "--concurrency", "9" * 5000], "is not a number of streams"),
+        (["bench", "--concurrency", "1,0,two"], "'0', 'two' is not a number of streams"),
+        (["bench", "--rate", "0.5,0,x"], "'0', 'x' is not a number of requests"),
         (["diagnose", "--since", "9" * 5000 + "d"], "is no length of time"),
         (["docs", "--out", "/proc/nope"], "nothing can be written"),
         (["results", "--out", "x" * 5000], "File name too long"),

@@ -321,3 +321,12 @@ def test_what_is_expected_may_be_no_argument(tmp_path: Path) -> None:
     load(path)
     path.write_text(TEXT.replace("expect: {attention_backend: flashinfer}", "expect: {load_time_of_all: 1}", 1))
     load(path)
+
+
+def test_all_mistakes_of_a_list_are_said_at_once(tmp_path: Path) -> None:
+    """Of the wrong kind, and of the right kind with a wrong value; elsewhere in the file as well."""
+    text = re.sub(r"(?m)^  concurrency: \[.*?\]", "  concurrency: [1, 0, two]", TEXT)
+    told = refused(tmp_path, text.replace("  version: 580.126.20 ", "  version: newest ", 1))
+    assert "3 problems" in told
+    for part in ("concurrency[1]: should be 1 or more", "concurrency[2]: should be a whole", "driver.version: should"):
+        assert part in told

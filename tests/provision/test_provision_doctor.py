@@ -70,6 +70,18 @@ def test_a_fault_has_its_own_cure_unless_something_above_it_is_the_cause(monkeyp
     assert later[3] == "first stage 'base': invoke provision --hosts glm5-a"
 
 
+def test_what_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ("new, mode 0644, root:root", "new, home /var/lib/x, groups -", "mode 0600 -> 0644", "new")
+    steps = tuple(Told(f"file {at}", Change(script="x", diff=(Diff(line),))) for at, line in enumerate(lines))
+    found = checks(monkeypatch, [Stage("base", steps, frozenset({"base"}))])
+    assert [detail for _, _, detail, *_ in found.values()] == [
+        "is missing (wanted: mode 0644, root:root)",
+        "is missing (wanted: home /var/lib/x, groups -)",
+        "mode 0600 -> 0644",
+        "is missing",
+    ]
+
+
 def test_what_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = checks(monkeypatch, STAGES[3:], {ASKED: NO_ANSWER}).values()
     assert found[0] is False

@@ -20,6 +20,7 @@ from runbooks.provision import stages
 from runbooks.provision.damage import FILES, read, repair, whole
 from runbooks.provision.interpreter import archived, interpreter
 from runbooks.provision.runtime import CudaOfTorch, _patched
+from runbooks.steps import ask
 from tests.provision.test_provision_stages import UBUNTU, every_step
 
 COMMIT = "15a2459" + "0" * 33
@@ -262,3 +263,13 @@ def test_deep_gemm_loads_or_is_switched_off(
     step = found["DeepGEMM"]
     verdict = step.plan({question: {"text": said} for question in step.questions()})
     assert (verdict.ok, line in verdict.line) == (ok, True)
+
+
+@pytest.mark.parametrize("name", ["flag table", "DeepGEMM"])
+def test_a_runtime_that_is_not_there_was_not_built_before(loaded: Loaded, name: str) -> None:
+    _, found = built(loaded, packages=(*loaded.runtime_for("glm5-a").packages, "sgl-deep-gemm==1"))
+    check = found[name]
+    gone: dict[Question, State] = {question: {} for question in check.questions()}
+    assert check.plan(gone).line.endswith(": there is no runtime here")
+    old = gone | {ask.path(check.built.folders[-1]): {"type": "directory"}}
+    assert check.plan(old).line.endswith(": this runtime was built before it was")
