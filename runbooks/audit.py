@@ -6,26 +6,40 @@ import json
 
 from runbooks import paths
 from runbooks.engine import lock
-from runbooks.engine.errors import UsageError
+from runbooks.engine.errors import RunbookError, UsageError
 from runbooks.engine.report import local_time
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
 
-def unlock_hosts(session: Session) -> int:
-    """Take the lock of each host away, with consent that names its holder. Exit code 0, or 1 when a host failed."""
+def unlock_hosts(session: Session, *, force: bool = False) -> int:
+    """Take the lock of each host away, with consent that names its holder. Exit code 0, or 1 when a host failed.
+
+    From a run that may be at work only a person takes it who was told so, or `force`.
+    """
 
     def unlock(connection: Connection) -> None:
-        holder = connection.ask(f"cat {paths.LOCK}/holder 2>/dev/null", deadline=10).out.strip()
-        if not holder:
+        held = lock.look(connection)
+        if held is None:
             session.report.note("not locked", host=connection.name)
             return
-        held = lock.describe(holder)
-        if session.consent(f"{connection.name} is {held}. Take the lock away?"):
+        if held.life and session.yes and not force:
+            raise _alive(connection.name, held)
+        danger = f" {held.life[:1].upper()}{held.life[1:]}, and two at once spoil the host." if held.life else ""
+        if session.consent(f"{connection.name} is {held.said}.{danger} Take the lock away?"):
             lock.force_release(connection)
-            session.report.note(f"unlocked; it was {held}", host=connection.name, level="good")
+            session.report.note(f"unlocked; it was {held.said}", host=connection.name, level="good")
 
     return session.tell_errors(session.each(unlock, parallel=False))
+
+
+def _alive(host: str, held: lock.Held) -> RunbookError:
+    return RunbookError(
+        f"the lock stays: {held.life}",
+        host=host,
+        details=[held.said, "wait for its end (provision does with --wait), or end it there with Ctrl-C"],
+        next=f"where you know that it is gone: invoke unlock --hosts {host} --yes --force",
+    )
 
 
 def tell_changes(session: Session, lines: int) -> int:

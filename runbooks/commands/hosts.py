@@ -19,12 +19,20 @@ def status(
         return tell_status(session)
 
 
-@command(iterable=["hosts"], help={**WHERE, **YES})
+@command(
+    iterable=["hosts"],
+    help={
+        **WHERE,
+        "yes": "do not ask; a run that may be alive keeps its lock",
+        "force": "with --yes: take it from a run that may be alive, too",
+    },
+)
 def unlock(
     context: Context,
     hosts: list[str],
     inventory: str | None = None,
     yes: bool = False,
+    force: bool = False,
     json: bool = False,
     plain: bool = False,
 ) -> int:
@@ -32,7 +40,7 @@ def unlock(
     from runbooks.audit import unlock_hosts
 
     with open_session(inventory=inventory, hosts=hosts, yes=yes, json=json, plain=plain) as session:
-        return unlock_hosts(session)
+        return unlock_hosts(session, force=force)
 
 
 @command(looks=True, iterable=["hosts"], help={**WHERE, "lines": "how many of the last changes"})

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from runbooks import paths
@@ -197,6 +198,31 @@ def release(connection: Connection, run: str) -> None:
 def force_release(connection: Connection) -> str:
     """Take the lock away from whoever holds it; returns what it said of its holder, "" where there was none."""
     return connection.ask(f"cat {paths.LOCK}/holder 2>/dev/null; rm -rf {paths.LOCK}", deadline=10).out.strip()
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock that stands. `life`: why its holder is believed to be at work; "" where the next run takes it anyway."""
+
+    said: str
+    life: str
+
+
+def look(connection: Connection) -> Held | None:
+    """Who holds the host, and whether that run is alive as far as it can be told from here; None: nobody."""
+    age = f"echo $(( $(date +%s) - $(stat -c %Y {paths.LOCK}) ))"
+    script = f"[ ! -d {paths.LOCK} ] || {{ {age}; cat {paths.LOCK}/holder 2>/dev/null; }}"
+    old, _, holder = connection.ask(script, deadline=10).out.strip().partition("\n")
+    if not old:
+        return None
+    found = _parsed(holder)
+    if int(old) > EXPIRY or _is_dead(found):
+        life = ""
+    elif str(found.get("place", "")).split(" ")[0] == _place().split(" ")[0]:
+        life = "that run is alive"
+    else:
+        life = "whether that run is alive cannot be told from here"
+    return Held(describe(holder), life)
 
 
 def audit_script(run: str, step: str, lines: tuple[str, ...]) -> str:

@@ -102,7 +102,9 @@ def test_a_host_at_work_as_it_is_typed(typed: Typed, guest: Guest, connection: C
     assert (follow.returncode, "long-" in rest, "cancelled" in rest) == (1, True, True)
     assert "cancelled" in typed("jobs.result", "long", code=1).stdout
 
-    said = typed("unlock", "--yes").stdout
+    said = typed("unlock", "--yes", code=1).stdout
+    assert "the lock stays: that run is alive" in said
+    said = typed("unlock", "--yes", "--force").stdout
     assert f"(pid {os.getpid()})" in said
     assert "not locked" in typed("unlock", "--yes").stdout
     assert guest.run(f"ls {paths.LOCK}", check=False).returncode != 0

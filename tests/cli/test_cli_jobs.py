@@ -140,12 +140,60 @@ def test_how_a_job_ended_is_said_in_words(
     assert said in told(recorder)
 
 
+@pytest.mark.parametrize(
+    ("change", "life"),
+    [
+        ({}, "that run is alive"),
+        ({"place": "elsewhere 1"}, "whether that run is alive cannot be told from here"),
+        ({"place": f"{lock._place().split()[0]} 12345"}, ""),  # dead: the number lives on as another process
+        ({"place": "elsewhere 1", "expired": True}, ""),
+    ],
+)
+def test_a_run_that_may_be_alive_keeps_its_lock(
+    session: Session, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, object], life: str,
+) -> None:  # fmt: skip
+    """--yes is refused, with what to do; a person is told in the question; --force is the way around."""
+    folder = Path(paths.LOCK)
+    asked: list[str] = []
+
+    def asks(_session: Session, question: str) -> bool:
+        asked.append(question)
+        return False
+
+    def hold() -> None:
+        with here(tmp_path) as connection:
+            lock.take(connection, "theirs", "provision")
+        holder = json.loads((folder / "holder").read_text())
+        (folder / "holder").write_text(json.dumps(holder | change))
+        if change.get("expired"):
+            os.utime(folder, (0, 0))
+
+    hold()
+    session.yes = True
+    assert unlock_hosts(session) == int(bool(life))
+    said = told(recorder)
+    assert folder.exists() is bool(life)
+    if life:
+        assert f"the lock stays: {life}" in said
+        assert all(word in said for word in ("--wait", "Ctrl-C", "invoke unlock --hosts here --yes --force"))
+        assert unlock_hosts(session, force=True) == 0
+        assert not folder.exists()
+    hold()
+    session.yes = False
+    monkeypatch.setattr(Session, "consent", asks)
+    assert unlock_hosts(session) == 0
+    (question,) = asked
+    assert (life in question.replace("That", "that").replace("Whether", "whether"), folder.exists()) == (True, True)
+    assert ("spoil" in question) is bool(life)
+
+
 def test_a_lock_is_taken_away_and_its_holder_named(
     session: Session, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with here(tmp_path) as connection:
         lock.take(connection, "theirs", "provision")
-        assert unlock_hosts(session) == 0
+        assert unlock_hosts(session, force=True) == 0
         said = told(recorder)
         assert f"(pid {os.getpid()})" in said
         assert ": provision" in said
