@@ -21,6 +21,7 @@ QUEUED_SHARE = 0.1  # of the concurrency, at both ends of the window
 SPLIT_GAIN = 0.02  # what a second client process may find more, beyond the noise
 PASSES_APART = 0.05  # between two passes over the sweep, beyond the noise
 KEPT_UP = 0.90  # requests that ended against those that were due, in an open loop
+LONG, WARMUP = 2.5, 10.0  # answers that a proposed window is long, and seconds before it: a short one has a short one
 HEADROOM = 2.0  # times what a point needs, that a client which fell behind the null server must have read of it
 CAUGHT = 0.995  # of the null server's chunks
 
@@ -204,10 +205,25 @@ def _open(point: Mapping[str, Any]) -> list[str]:
     told = point.get("open")
     if not told or point["interrupted"]:
         return []
-    found: list[str] = []
-    if told["ended"] < KEPT_UP * told["offered"] and told["started"] >= KEPT_UP * told["offered"]:
-        found.append(f"the server fell behind: {told['offered']:g} requests a second came, {told['ended']:.2f} ended")
-    return found
+    due = KEPT_UP * told["offered"]
+    if told["ended"] >= due or told["started"] < due:
+        return []
+    window, answer = point["window_s"] / max(1, len(point["windows"])), _answer_s(point)
+    warmup = point["timeline"]["window"][0]
+    unended = max(0.0, answer - warmup)  # of the window: until then not even the first had ended
+    if answer > window or (unended and told["ended"] >= due * (1 - unended / window)):
+        short = "is shorter than an answer" if answer > window else "began before the first answers had ended"
+        lost = 1.2 * (answer - max(warmup, WARMUP)) / (1 - KEPT_UP)
+        enough = math.ceil(round(max(LONG * answer, lost), 3) / 10) * 10
+        return [f"the window of {window:.0f} s {short} ({answer:.0f} s): --window {enough}"]
+    return [f"the server fell behind: {told['offered']:g} requests a second came, {told['ended']:.2f} ended"]
+
+
+def _answer_s(point: Mapping[str, Any]) -> float:
+    """Seconds that an answer takes: of those that ended, else by how fast those under way came; 0: nothing came."""
+    if point["e2e_ms"]:
+        return float(point["e2e_ms"]["p50"]) / 1e3
+    return float(point["output_len"] * point["in_flight"] / point["tok_s"]) if point["tok_s"] else 0.0
 
 
 def _roofline(point: Mapping[str, Any], ceiling: Ceiling | None) -> list[str]:

@@ -109,7 +109,8 @@ def test_no_part_is_ever_negative_and_few_points_say_nothing() -> None:
 
 WELL: dict[str, Any] = {
     "concurrency": 8, "input_len": 1024, "output_len": 512, "interrupted": False, "tok_s": 270.0, "decode_tok_s": 277.0,
-    "step_ms": 8 / 277 * 1e3, "in_flight": 8.0, "itl_ms": {"p50": 28.0},
+    "step_ms": 8 / 277 * 1e3, "in_flight": 8.0, "itl_ms": {"p50": 28.0}, "e2e_ms": {"p50": 2000.0},
+    "window_s": 60.0, "windows": [[0, 60_000_000_000]], "timeline": {"window": [10.0, 70.0]},
     "requests": {"sent": 40, "ok": 40, "cut": 0, "failed": 0, "failures": {}},
     "tokens": {"source": "usage of each chunk", "prompt": 40960, "cached": 160, "prompt_min": 1024, "prompt_max": 1024,
                "prompt_off": 0},
@@ -160,6 +161,24 @@ CASES: list[tuple[dict[str, Any], Limits, str | None]] = [
     ({"repeats": [{"tok_s": 300.0, "tok_s_ci": 50.0}, {"tok_s": 270.0, "tok_s_ci": 9.0}]}, Limits(), None),
     ({"open": OPEN, "in_flight": 3.0}, Limits(), None),
     ({"open": OPEN | {"ended": 1.2}}, Limits(), "fell behind: 2 requests a second came, 1.20 ended"),
+    (  # for 4 s after 4 s, and an answer takes 11: what came is under way, and the server is not to blame
+        {"open": OPEN | {"ended": 0.0}, "e2e_ms": None, "in_flight": 22.0, "tok_s": 1024.0, "output_len": 512}
+        | {"window_s": 4.0, "windows": [[0, 4_000_000_000]], "timeline": {"window": [4.0, 8.0]}},
+        Limits(),
+        "the window of 4 s is shorter than an answer (11 s): --window 30",
+    ),
+    (
+        {"open": OPEN | {"ended": 1.0}, "e2e_ms": {"p50": 40_000.0}, "timeline": {"window": [10.0, 70.0]}}
+        | {"window_s": 60.0, "windows": [[0, 60_000_000_000]]},
+        Limits(),
+        "the window of 60 s began before the first answers had ended (40 s): --window 360",
+    ),
+    (
+        {"open": OPEN | {"ended": 0.5}, "e2e_ms": {"p50": 40_000.0}, "timeline": {"window": [10.0, 70.0]}}
+        | {"window_s": 60.0, "windows": [[0, 60_000_000_000]]},
+        Limits(),
+        "the server fell behind: 2 requests a second came, 0.50 ended",
+    ),
     ({"open": OPEN | {"late_ms": {"p99": 40.0}}}, Limits(), "sent late: 40.0 ms"),
     ({}, Limits(max_running=4), "max_running_requests is 4"),
     ({}, Limits(graph_max=4), "CUDA graphs end at 4 streams"),
