@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 
 from runbooks.engine import follow
@@ -12,6 +14,8 @@ from runbooks.engine.report import local_time, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
+# A line of JSON that was cut at its beginning or end; or a run of numbers, as of one that is cut at both.
+_PIECE = re.compile(r"^\s*\{|\}\s*$|^[\s\d.,eE\[\]{}+-]*[,\]}][\s\d.,eE\[\]{}+-]*$")
 _STATES = {
     "running": "at work",
     "killed": "killed",
@@ -39,7 +43,7 @@ def follow_job(session: Session, word: str) -> int:
 
     def watch(connection: Connection, job: Job) -> bool:
         result = follow.follow(connection, job.label, report=session.report)
-        _tell_end(session, connection.name, job.label, str(result.rc), result.tail[-1:])
+        _tell_end(session, connection.name, job.label, str(result.rc), words(result.tail)[-1:])
         return result.rc == 0
 
     return _on_one(session, word, watch, at_work=True)
@@ -49,7 +53,7 @@ def tell_result(session: Session, word: str) -> int:
     """How it ended, and its last lines. Exit code 0 when it ended well, or is still at work."""
 
     def tell(connection: Connection, job: Job) -> bool:
-        _tell_end(session, connection.name, job.label, job.state, job.tail)
+        _tell_end(session, connection.name, job.label, job.state, words(job.tail))
         return job.state in ("0", "running")
 
     return _on_one(session, word, tell)
@@ -115,9 +119,35 @@ def _tell_end(session: Session, host: str, label: str, state: str, tail: Sequenc
     session.report.emit("result", "\n".join([f"{label}: {said}", *tail]), host=host, state=level, rc=state)
 
 
+def words(tail: Sequence[str]) -> list[str]:
+    """The lines that a person can read. Of an event for programs its words; of a piece of one, or of one without,
+    nothing."""
+    return [said for line in tail if (said := _words(line))]
+
+
+def _words(line: str) -> str:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return "" if _PIECE.search(line) else line
+    if not isinstance(event, dict):
+        return line if isinstance(event, (int, float, str)) else ""
+    text = event.get("text") or event.get("verdict")
+    if isinstance(text, str):
+        return text
+    match event:
+        case {"event": "prompt", "name": str(name), "ok": bool(ok)}:
+            return f"{name}: {'ok' if ok else 'NOT ok'}"
+        case {"event": "point", "concurrency": int(streams), "tok_s": int(rate) | float(rate)}:
+            return f"{streams} stream{'' if streams == 1 else 's'}: {rate:,.0f} tok/s"
+        case {"event": "progress", "point": int(load) | float(load), "phase": str(phase)}:
+            return f"{f'{load:g} a second' if event.get('open') else f'{load:g} streams'}: {phase}"
+    return ""
+
+
 def _row(job: Job) -> list[str]:
-    said = [line for line in job.tail if not line.startswith("{")]  # what is for programs, a cell cuts in the middle
-    last = said[-1][:60] if said else f"invoke jobs.result {job.label}" if job.tail else ""
+    said = words(job.tail)
+    last = said[-1][:60] if said else ""
     return [
         job.label,
         _STATES.get(job.state, f"failed ({job.state})"),
