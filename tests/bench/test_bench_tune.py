@@ -156,6 +156,12 @@ def test_nothing_is_touched_without_consent_or_with_a_wrong_name(site: Site) -> 
         site.run("good", yes=False)
     with pytest.raises(UsageError, match="nonsense"):
         site.run("nonsense")
+    with pytest.raises(UsageError, match="2 of these cannot be tried") as caught:
+        site.run("good,graph-off", "nope")
+    assert [line.partition(";")[0] for line in caught.value.details] == [
+        "there is no profile 'graph-off'",
+        "there is no profile 'nope'",
+    ]
     with pytest.raises(UsageError, match="which are to be tried"):
         site.run()
     assert (site.deployed, site.back) == ([], [])
