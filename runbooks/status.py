@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from runbooks import paths
 from runbooks.deploy import releases
 from runbooks.engine import lock
 from runbooks.engine.follow import Job, list_jobs
-from runbooks.engine.report import local_time, span
+from runbooks.engine.report import moment_text, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -51,7 +52,7 @@ def _row(connection: Connection) -> list[str]:
         active.strip() or "-",
         str(release.number) if release else "-",
         release.profile if release else "-",
-        "-" if start is None else local_time(start),
+        "-" if start is None else moment_text(start),
         _canary(jobs, float(now), start),
         ", ".join(at_work) or "-",
         lock.describe(holder).removeprefix("held by ") if holder.strip() else "-",
@@ -70,21 +71,30 @@ def _canary(jobs: Sequence[Job], now: float, start: float | None) -> str:
 
 
 def last_bench(host: str, folder: Path = RESULTS) -> str:
-    """The best point of this host's newest run in the results folder here that has a valid one; its rate and its share
-    of the reference are those of decoding, as in the bench's own table."""
-    invalid = "-"
+    """The best point of this host's sweep in the results folder here that has most VALID points, the newest of such:
+    a short or interrupted one takes no full one's place. Its rate and its share of the reference are those of
+    decoding, as in the bench's own table."""
+    invalid, found = "-", []
     for run in sorted(folder.glob(f"*-{host}-*"), reverse=True):
         try:
             points = json.loads((run / "points.json").read_text())["points"]
             reference = json.loads((run / "run.json").read_text()).get("reference", {})
-            best = max((point for point in points if point["valid"]), key=lambda point: point["tok_s"], default=None)
-            if best is None:
-                invalid = f"INVALID ({run.name[:10]})" if invalid == "-" else invalid
-                continue
-            decode, wanted = best.get("decode_tok_s"), reference.get(str(best["concurrency"]))
-            share = f", {decode / wanted:.0%} of the reference" if decode and wanted else ""
-            rate = f"{decode:.0f} tok/s decode" if decode else f"{best['tok_s']:.0f} tok/s"
-            return f"{rate} at {best['concurrency']}{share} ({run.name[:10]})"
+            valid = [point for point in points if point["valid"]]
+            if valid:
+                found.append((len(valid), run.name[:10], _best(valid, reference)))
+            elif invalid == "-":
+                invalid = f"INVALID ({run.name[:10]})"
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
-    return invalid
+    if not found:
+        return invalid
+    count, day, said = max(found, key=lambda one: one[0])  # of equals the first, which is the newest
+    return f"{said} ({count} point{'' if count == 1 else 's'}, {day})"
+
+
+def _best(valid: Sequence[Mapping[str, Any]], reference: Mapping[str, float]) -> str:
+    best = max(valid, key=lambda point: float(point["tok_s"]))
+    decode, wanted = best.get("decode_tok_s"), reference.get(str(best["concurrency"]))
+    share = f", {decode / wanted:.0%} of the reference" if decode and wanted else ""
+    rate = f"{decode:.0f} tok/s decode" if decode else f"{best['tok_s']:.0f} tok/s"
+    return f"{rate} at {best['concurrency']}{share}"

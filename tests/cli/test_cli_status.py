@@ -53,4 +53,15 @@ def test_the_last_valid_bench_stands_with_the_share_of_its_own_table(tmp_path: P
     bench(tmp_path, "30", point | {"valid": False})
     assert last_bench("glm5-a", tmp_path) == "INVALID (2026-11-30)"
     bench(tmp_path, "29", point | {"valid": True})
-    assert last_bench("glm5-a", tmp_path) == "1010 tok/s decode at 64, 101% of the reference (2026-11-29)"
+    assert last_bench("glm5-a", tmp_path) == "1010 tok/s decode at 64, 101% of the reference (1 point, 2026-11-29)"
+
+
+def test_a_short_sweep_takes_no_full_ones_place_and_a_newer_full_one_does(tmp_path: Path) -> None:
+    def at(b: int, rate: float, valid: bool = True) -> dict[str, Any]:
+        return {"concurrency": b, "tok_s": rate, "decode_tok_s": rate, "valid": valid}
+
+    bench(tmp_path, "27", at(1, 50.0), at(64, 1000.0))
+    bench(tmp_path, "28", at(1, 51.0), at(64, 990.0))
+    bench(tmp_path, "29", at(64, 1020.0))
+    bench(tmp_path, "30", at(1, 50.0), at(64, 400.0, valid=False))
+    assert last_bench("glm5-a", tmp_path) == "990 tok/s decode at 64, 99% of the reference (2 points, 2026-11-28)"
