@@ -30,6 +30,7 @@ from runbooks.engine.errors import (
     UsageError,
     page_of,
 )
+from runbooks.engine.reasons import in_words, unusable
 from runbooks.engine.secret import Secret
 from runbooks.engine.shell import Answer, Shell
 
@@ -292,7 +293,7 @@ class Connection:
                 client.load_host_keys(str(known))
             except Exception as error:  # whatever Paramiko trips over in a line
                 line = getattr(error, "line", "")
-                reason = f"{line.strip()[:80]!a} is no line of it" if line else _reason(error)
+                reason = f"{line.strip()[:80]!a} is no line of it" if line else in_words(error)
                 raise UsageError(f"{known} cannot be read as known_hosts: {reason}") from None
         if client.get_host_keys().lookup(name) is None:
             # The person's own ~/.ssh/known_hosts tells of hosts that nobody pinned beside the inventory, and no others:
@@ -331,7 +332,12 @@ class Connection:
         if isinstance(error, paramiko.ChannelException) or "opening channel" in text:  # only a jump host opens one here
             reason = "no answer" if "Timeout" in text else text
             return self._unreachable(f"{where}: the jump host {machine.gateway.host} cannot reach it ({reason})")
-        return self._unreachable(f"{where}: {_reason(error)}")
+        if isinstance(error, paramiko.SSHException):
+            read, locked = paramiko.PKey.from_path, paramiko.PasswordRequiredException
+            keys = machine.connect_kwargs.get("key_filename")
+            if told := unusable(error, self.target.key, keys, read=read, locked=locked):
+                return self._unreachable(told)
+        return self._unreachable(f"{where}: {in_words(error)}")
 
     def _unknown(self, address: str, port: int) -> HostKeyUnknown:
         return HostKeyUnknown(
@@ -347,7 +353,7 @@ class Connection:
 
     def _dropped(self, where: str, error: Exception) -> Dropped:
         return Dropped(
-            f"{where}: its sshd dropped the connection before it greeted ({_reason(error)})",
+            f"{where}: its sshd dropped the connection before it greeted ({in_words(error)})",
             host=self.name,
             details=["too many logins at once (MaxStartups), or an address that it blocks"],
             next=self.target.ssh,
@@ -388,11 +394,3 @@ def _open_socket(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNHEARD))
     return sock
-
-
-def _reason(error: Exception) -> str:
-    """The operating system's words, which Paramiko wraps when a name has several addresses."""
-    inner = next(iter(getattr(error, "errors", {}).values()), error)
-    if isinstance(inner, TimeoutError):
-        return "timed out"
-    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
 
 from runbooks.engine import shell, transport
 from runbooks.engine.errors import NoAnswer, Unreachable, UsageError
+from runbooks.engine.reasons import unusable
 from runbooks.engine.shell import request
 from runbooks.engine.transport import Connection, Target
 from tests.engine.conftest import LocalChannel
@@ -117,6 +119,22 @@ def test_a_known_hosts_that_is_no_text_and_a_key_that_is_not_there(tmp_path: Pat
     with Connection(lost) as connection, pytest.raises(UsageError, match="the key file") as caught:
         connection.ask(":")
     assert (caught.value.page, str(caught.value.next)[:6]) == ("host-unreachable", "ls -l ")
+
+
+def test_a_key_that_cannot_be_read_is_named_and_one_that_can_is_not(tmp_path: Path) -> None:
+    good, bad, public = tmp_path / "good", tmp_path / "bad", tmp_path / "id.pub"
+    paramiko.RSAKey.generate(2048).write_private_key_file(str(good))
+    bad.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nnonsense\n-----END OPENSSH PRIVATE KEY-----\n")
+    public.write_text("ssh-ed25519 AAAA somebody\n")
+    tripped = paramiko.SSHException("Invalid key")
+    how: dict[str, Any] = {"read": paramiko.PKey.from_path, "locked": paramiko.PasswordRequiredException}
+    for key in (bad, public):
+        told = unusable(tripped, key, None, **how)
+        assert told == f"{key} is no private key that can be read: Invalid key (`key` in the inventory)"
+    by_config = unusable(tripped, None, [str(good), str(bad)], **how)
+    assert by_config == f"{bad} is no private key that can be read: Invalid key (IdentityFile in ssh_config)"
+    assert unusable(tripped, good, None, **how) == ""
+    assert unusable(tripped, None, None, **how) == ""
 
 
 def test_a_send_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,16 @@ def test_a_wrong_key_is_refused_with_a_line_to_paste(target: Target, lab_key: Pa
     assert f"ssh -o UserKnownHostsFile={target.known_hosts} -i {lab_key} root@{target.address}" in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["RSA", "OPENSSH"])
+def test_a_file_that_is_no_private_key_is_named_first(target: Target, tmp_path: Path, kind: str) -> None:
+    key = tmp_path / "id"
+    key.write_text(f"-----BEGIN {kind} PRIVATE KEY-----\nnonsense\n-----END {kind} PRIVATE KEY-----\n")
+    with Connection(dataclasses.replace(target, key=key)) as connection, pytest.raises(Unreachable) as caught:
+        connection.ask("id")
+    assert caught.value.message.startswith(f"{key} is no private key that can be read: ")
+    assert caught.value.message.endswith("(`key` in the inventory)")
+
+
 @pytest.fixture
 def lab_key(tmp_path: Path) -> Path:
     from lab.machine import create_key
