@@ -13,13 +13,14 @@ NAME = {"name": "which lab; several can be up side by side (default: dev)"}
 def up(context: Context, hosts: int = 1, name: str = "dev") -> None:
     """Boot real Debian hosts on this machine (needs root)."""
     from lab.lab import Lab
-    from lab.show import Progress, table
+    from lab.show import Progress, inventories, table
 
     lab = Lab.open(name)
     with Progress() as progress:
         lab.up(hosts, progress=progress)
     table(lab)
-    print(f"\nnext: invoke provision --inventory {lab.inventory}")
+    if usable := inventories(lab):
+        print(f"\nnext: invoke provision --inventory {usable[0]}")
 
 
 @command(help=NAME)

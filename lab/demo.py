@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -119,9 +120,17 @@ def _say_what_next(lab: Lab, inventory: Path, kept: bool, seconds: float) -> Non
     ]
     print("what to try next:" if kept else "the host is gone again; ./dev demo --keep leaves it up, to try:")
     width = max(len(command) for command, _ in tries)
+    if not shutil.which("invoke"):
+        print(f"  source {_short(INVOKE.with_name('activate'))}")
     for command, why in tries:
         print(f"  {command:{width}}  {why}")
     print("and without a host: invoke runbook lists the on-call pages")
+
+
+def _short(path: Path) -> str:
+    """As it is typed where people stand: the demo begins in the checkout."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

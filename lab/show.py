@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 
 from lab.lab import PROXMOX_PORT, Lab
@@ -53,7 +55,20 @@ def table(lab: Lab) -> None:
         print(f"  {guest.name:10}  {guest.address:14}  {state:5}  invoke lab.shell {guest.name}{lab.option}")
     if lab.proxmox_alive:
         print(f"  Proxmox API https://{lab.network.gateway}:{PROXMOX_PORT} (stand-in)")
-    print(f"  inventory   {lab.inventory}")
+    for path in inventories(lab):
+        print(f"  inventory   {path}")
+
+
+def inventories(lab: Lab) -> list[Path]:
+    """Those that name a host: of a lab whose hosts are VMs of its node, not its own, which has none."""
+    wanted = (f"{where}{lab.inventory.name}" for where in ("", "pve-"))
+    usable = [path for name in wanted if _has_hosts(path := lab.folder / name)]
+    return usable or [path for path in sorted(lab.folder.glob("pve-inventory*.yaml")) if _has_hosts(path)]
+
+
+def _has_hosts(path: Path) -> bool:
+    """Read as text: a name is a line below `hosts:`."""
+    return path.exists() and re.search(r"^hosts:\n(?:\s*#.*\n|\n)*  \S", path.read_text(), re.MULTILINE) is not None
 
 
 def _state(alive: bool) -> str:

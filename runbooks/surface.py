@@ -42,6 +42,7 @@ PLACES = {
 FULL = "no space left where this was to be written"
 CHANGES_FOUND = 3
 INTERRUPTED = 130
+OURS = ("runbooks", "lab", "bench", "tasks")
 
 Body = Callable[..., int | None]
 
@@ -120,6 +121,10 @@ def _quiet_ends(kind: type[BaseException], error: BaseException, trace: Tracebac
     full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     if full:
         _complain(FULL)
+    unbuilt = _unbuilt(error)
+    if unbuilt is not None:
+        _complain(str(unbuilt))
+        os._exit(unbuilt.exit_code)  # Python's own would be 1
     if full or issubclass(kind, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif not issubclass(kind, KeyboardInterrupt):
@@ -224,9 +229,21 @@ def _guarded(
         else:
             _complain(FULL)
         return 1
+    except ModuleNotFoundError as error:
+        unbuilt = _unbuilt(error)
+        _complain(str(unbuilt or Bug(error)))
+        return unbuilt.exit_code if unbuilt else 1
     except Exception as error:
         _complain(str(Bug(error)))
         return 1
+
+
+def _unbuilt(error: BaseException) -> UsageError | None:
+    """A module of another project that is not there: the virtual environment is half-built, and nothing of ours."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if not name or name.partition(".")[0] in OURS:
+        return None
+    return UsageError(f"the virtual environment is not whole: it has no module {name}", next="./dev setup")
 
 
 def _mend_streams() -> None:

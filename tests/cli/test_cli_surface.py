@@ -149,6 +149,30 @@ def test_an_unknown_page_gets_the_nearest_one() -> None:
     assert "nan-output" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("guarded", "module", "code", "said"),
+    [
+        (True, "paramikoo", 2, "the virtual environment is not whole: it has no module paramikoo"),
+        (True, "runbooks.nowhere", 1, "a bug in runbooks: ModuleNotFoundError"),
+        (False, "paramikoo", 2, "the virtual environment is not whole: it has no module paramikoo"),
+    ],
+)
+def test_a_half_built_environment_is_no_bug(tmp_path: Path, guarded: bool, module: str, code: int, said: str) -> None:
+    """While a command runs, and while the tasks are loaded."""
+    text = (
+        "from invoke import Context\nfrom runbooks.surface import command\n"
+        + f"@command()\ndef boom(c):\n    'Boom.'\n    import {module}\n"
+        + "try: boom(Context())\nexcept Exception as e: raise SystemExit(e.code)"
+        if guarded
+        else f"import runbooks.surface\nimport {module}\n"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (code, said)
+    assert ("next: ./dev setup" in done.stderr) is (code == 2)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_bug_is_two_lines_and_a_file() -> None:
     code = (
         "from invoke import Context\nfrom runbooks.surface import command\n"

@@ -11,6 +11,7 @@ from lab import demo
 from lab.lab import EXAMPLES, Lab
 from lab.machine import Mirror, mirror
 from lab.process import Process
+from lab.show import inventories
 from lab.sweep import main as sweep
 from runbooks.engine.errors import UsageError
 from runbooks.inventory import load
@@ -105,3 +106,50 @@ def test_without_root_the_demo_says_what_runs_anyway(
     assert demo.main([]) == 2
     said = capsys.readouterr().err
     assert said == "demo: lab guests need root; what runs without it: ./dev demo --report-only\n"
+
+
+VM_OF_A_NODE = "hosts:\n  # the first\n  glm5-a:\n    address: 10.77.0.11\n\nknown_hosts: k\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ({"inventory.yaml": "hosts:\n\nknown_hosts: k\n", "pve-inventory.yaml": VM_OF_A_NODE}, ["pve-inventory.yaml"]),
+        (
+            {"inventory.yaml": "hosts:\n\nknown_hosts: k\n", "pve-inventory-sglang.yaml": VM_OF_A_NODE},
+            ["pve-inventory-sglang.yaml"],
+        ),
+        ({"inventory.yaml": VM_OF_A_NODE}, ["inventory.yaml"]),
+        (
+            {"inventory.yaml": VM_OF_A_NODE, "pve-inventory.yaml": VM_OF_A_NODE},
+            ["inventory.yaml", "pve-inventory.yaml"],
+        ),
+        ({"inventory.yaml": "hosts:\n\nknown_hosts: k\n"}, []),
+    ],
+)
+def test_the_inventories_that_are_shown_are_those_with_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], shown: list[str]
+) -> None:
+    monkeypatch.setenv("RUNBOOKS_LAB_CACHE", str(tmp_path))
+    lab = Lab.open("mine")
+    lab.folder.mkdir(parents=True)
+    for name, text in files.items():
+        (lab.folder / name).write_text(text)
+    assert [path.name for path in inventories(lab)] == shown
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_the_demo_says_how_invoke_is_found_before_it_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, on_path: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "INVOKE", tmp_path / ".venv/bin/invoke")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if on_path:
+        (tmp_path / "invoke").write_text("#!/bin/sh\n")
+        (tmp_path / "invoke").chmod(0o755)
+    demo._say_what_next(Lab.open("mine"), tmp_path / "pve-inventory.yaml", True, 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    first = lines[lines.index("what to try next:") + 1]
+    assert (first == "  source .venv/bin/activate") is not on_path
+    assert first.startswith("  invoke provision") is on_path
