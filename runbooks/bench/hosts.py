@@ -78,7 +78,8 @@ def report_only(
 def recompute_run(run: str | Path, reporter: Reporter | None = None) -> int:
     """0: every number came out as it stands in points.json, from the raw logs that the run recorded."""
     if not str(run):
-        raise UsageError("run: a results folder is needed", next="invoke results")
+        wanted = "run: a results folder is needed; one whose name is also a command's goes by --run NAME"
+        raise UsageError(wanted, next="invoke results")
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
         folder = named(run)

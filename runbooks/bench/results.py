@@ -67,10 +67,14 @@ RUNS = ("*/run.json", "*-tune/*/run.json")  # below results/: of sweeps, and of 
 def named(text: str | Path, below: str | Path = "") -> Path:
     """A results folder as people type it: its path, or a part of its name that no other run in results/ has."""
     folder, root = expand(text), expand(below or home("results"))
-    if folder.exists() or "/" in str(text) or not str(text).strip("."):
+    if folder.exists() or not str(text).strip("."):
         return folder
-    runs = (path.parent for places in RUNS for path in root.glob(places))
+    if "/" in str(text):  # of an experiment, as `invoke results` names it
+        return root / text if (root / text / "run.json").exists() else folder
+    runs = [path.parent for places in RUNS for path in root.glob(places)]
     found = sorted(run for run in runs if str(text) in run.name)
+    if not found:  # an experiment is no run, and its own runs are said
+        found = sorted({run.parent for run in runs if run.parent != root and str(text) in run.parent.name})
     if len(found) > 1:
         names = [path.name for path in found]
         raise UsageError(f"{text}: more than one run in {root} has that in its name", details=names[-5:])
@@ -232,9 +236,9 @@ def _run_of(folder: Path) -> dict[str, Any]:
     try:
         run: Any = json.loads((folder / "run.json").read_text())
     except FileNotFoundError:
-        raise UsageError(
-            f"{folder} is not a results folder: there is no run.json in it", next="invoke results"
-        ) from None
+        runs = sorted(f"{path.parent}" for path in folder.glob("*/run.json"))
+        what = "holds the runs of an experiment; name one" if runs else "is not a results folder: no run.json is in it"
+        raise UsageError(f"{folder} {what}", details=runs[-12:], next="invoke results") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'run.json'}: {error}") from None
     if not isinstance(run, dict):
