@@ -7,7 +7,7 @@ import json
 from runbooks import paths
 from runbooks.engine import lock
 from runbooks.engine.errors import RunbookError, UsageError
-from runbooks.engine.report import local_time
+from runbooks.engine.report import moment_text
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -62,6 +62,6 @@ def _row(line: str) -> list[str]:
     """A line that a full disk or a power cut tore is shown as it is."""
     try:
         entry = json.loads(line)
-        return [local_time(entry["time"]), entry["who"], entry["run"], entry["step"], "; ".join(entry["changes"])]
+        return [moment_text(entry["time"]), entry["who"], entry["run"], entry["step"], "; ".join(entry["changes"])]
     except (ValueError, KeyError, TypeError):
         return ["-", "-", "-", "-", line]

@@ -10,7 +10,7 @@ from runbooks.engine import follow
 from runbooks.engine.apply import STOPPED
 from runbooks.engine.errors import UsageError, worst
 from runbooks.engine.follow import Job
-from runbooks.engine.report import local_time, span
+from runbooks.engine.report import moment_text, span
 from runbooks.engine.transport import Connection
 from runbooks.session import Session
 
@@ -23,8 +23,11 @@ _STATES = {
     "0": "done",
     str(STOPPED): "stopped as asked",
     "124": "ended at its limit",
+    "130": "interrupted",
     "143": "cancelled",
 }
+NAMED = 10  # jobs in the error for a name that none has
+_STOPPED = (str(STOPPED), "130", "143")  # by people, and no failure of what it was at
 
 
 def list_jobs(session: Session) -> int:
@@ -64,9 +67,11 @@ def cancel_job(session: Session, word: str) -> int:
 
     def end(connection: Connection, job: Job) -> bool:
         if job.state != "running":
-            _tell_end(session, connection.name, job.label, job.state, ())
+            _tell_end(session, connection.name, job.label, job.state, (), before=True)
         elif session.consent(f"{job.name} on {connection.name}, begun by {job.who}, is at work. End it?"):
-            session.report.note(f"{job.label}: {follow.cancel(connection, job.label)}", host=connection.name)
+            ended = follow.cancel(connection, job.label) == "ended"
+            said = "had ended before" if ended else "cancelled"
+            session.report.note(f"{job.label}: {said}", host=connection.name)
         return True
 
     return _on_one(session, word, end, at_work=True)
@@ -87,9 +92,9 @@ def _on_one(session: Session, word: str, work: Callable[[Connection, Job], bool]
     if not any(meant.values()):
         names = sorted({job.label for outcome in jobs.values() for job in outcome.value or []})
         what = f"there is no job {word!r}" if word else "there is no job at work"
-        raise UsageError(
-            what, details=["jobs:", *(f"  {name}" for name in names[-10:])] if names else (), next="invoke jobs"
-        )
+        some = f"jobs ({NAMED} of {len(names)}; `invoke jobs` lists all):" if len(names) > NAMED else "jobs:"
+        details = [some, *(f"  {name}" for name in names[-NAMED:])] if names else ()
+        raise UsageError(what, details=details, next="invoke jobs")
     good: list[bool] = []
 
     def one(connection: Connection) -> None:
@@ -113,10 +118,17 @@ def _meant(host: str, jobs: Sequence[Job], word: str) -> Job | None:
     return found[-1] if found else None
 
 
-def _tell_end(session: Session, host: str, label: str, state: str, tail: Sequence[str]) -> None:
-    level = "ok" if state in ("0", "running") else "failed"
+def _tell_end(
+    session: Session, host: str, label: str, state: str, tail: Sequence[str], *, before: bool = False
+) -> None:
+    """`before`: it was to be ended now, and had ended."""
     said = _STATES.get(state, f"failed with exit code {state}")
-    session.report.emit("result", "\n".join([f"{label}: {said}", *tail]), host=host, state=level, rc=state)
+    text = "\n".join([f"{label}: had ended before ({said})" if before else f"{label}: {said}", *tail])
+    if before or state in _STOPPED:
+        session.report.emit("result", text, host=host, level="info" if before else "warning", rc=state)
+    else:
+        good = state in ("0", "running")
+        session.report.emit("result", text, host=host, state="ok" if good else "failed", rc=state)
 
 
 def words(tail: Sequence[str]) -> list[str]:
@@ -152,7 +164,7 @@ def _row(job: Job) -> list[str]:
         job.label,
         _STATES.get(job.state, f"failed ({job.state})"),
         span(job.ended - job.since),
-        local_time(job.since),
+        moment_text(job.since),
         job.who,
         last,
     ]

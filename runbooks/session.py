@@ -191,7 +191,7 @@ class Session:
         """Say each host's error. The exit code: 0 without one, 2 where all are mistakes of ours, else 1."""
         failed = [(outcome.error, outcome.host) for outcome in outcomes if outcome.error is not None]
         for error, host in sorted(failed, key=lambda one: isinstance(one[0], NotStarted)):  # the cause comes first
-            self.report.failed(error, host=host)
+            self.report.failed(error, host=host, state="left-out" if isinstance(error, NotStarted) else "failed")
         return worst(0, *(error.exit_code for error, _ in failed))
 
     def consent(self, question: str) -> bool:

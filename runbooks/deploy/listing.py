@@ -14,7 +14,7 @@ from runbooks.deploy.software import FILE
 from runbooks.deploy.unit import paired
 from runbooks.engine import lock
 from runbooks.engine.errors import UsageError
-from runbooks.engine.report import Reporter, local_time
+from runbooks.engine.report import Reporter, moment_text
 from runbooks.engine.transport import Connection
 from runbooks.inventory.runtimes import runtime_paths
 from runbooks.session import Session
@@ -48,7 +48,7 @@ def _list(name: str, host: Host, report: Reporter) -> None:
             release.profile,
             release.sglang,
             release.verdict or "unproven",
-            local_time(release.created),
+            moment_text(release.created),
             release.by,
             release.reason or (f"ready after {release.ready_seconds:.0f} s" if release.ready_seconds else ""),
         ]

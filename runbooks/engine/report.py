@@ -14,8 +14,8 @@ An event has a kind, a host or none, a text, and data by kind. With `--json` eac
 | stage    | state: ok, changed, would-change, failed, undecided; ok, changed: counts; seconds |
 | step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
 | table    | columns, rows                                                                     |
-| result   | the outcome of a host or a command: state (ok, changed, would-change, failed, or  |
-|          | a release's verdict) or level; state failed, of an error: message, details        |
+| result   | the outcome of a host or a command: state (ok, changed, would-change, left-out,   |
+|          | failed, or a release's verdict) or level; state failed, of an error: message, details        |
 |          | (lines), step, next (a command), page; null: none. And by command:                |
 |          | provision: changed, unchanged, would_change; deploy: release, seconds, observed;  |
 |          | health: checks, page; gateways: workers; canary: verdict, findings, causes,       |
@@ -87,10 +87,10 @@ class Reporter:
         with self._lock:
             self._printer.close()
 
-    def failed(self, error: RunbookError, *, host: str | None = None) -> None:
+    def failed(self, error: RunbookError, *, host: str | None = None, state: str = "failed") -> None:
         """The end of a host: its error, whole for people and in parts for programs."""
         host = host or error.host
-        self.emit("result", error.told(host), host=host, state="failed", **error.fields)
+        self.emit("result", error.told(host), host=host, state=state, **error.fields)
 
     def heading(self, text: str) -> None:
         self.emit("heading", text)
@@ -114,14 +114,15 @@ class Reporter:
         self.emit("table", title, host=host, columns=list(columns), rows=[list(row) for row in rows])
 
 
-def local_time(when: float | str) -> str:
-    """A moment, in seconds since the epoch or as ISO 8601 text, as people read it: this machine's time, to the minute.
+def moment_text(when: float | str) -> str:
+    """A moment, in seconds since the epoch or as ISO 8601 text, as people read it: UTC, as in the hosts' logs and ours,
+    to the minute.
 
     Text that is no time comes back as it is.
     """
     try:
         moment = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when, tz=UTC)
-        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+        return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):
         return str(when)
 

@@ -123,7 +123,7 @@ def draw(rows: Sequence[Row], every: float) -> RenderableType:
             below += [
                 Text(f"{row.name}  {line}", style="yellow", no_wrap=True, overflow="ellipsis") for line in row.lines
             ]
-    head = Text(f"{time.strftime('%H:%M:%S')}   every {every:g} s   Ctrl-C leaves", style="dim")
+    head = Text(f"{time.strftime('%H:%M:%S UTC', time.gmtime())}   every {every:g} s   Ctrl-C leaves", style="dim")
     return Group(head, Text(), table, Text(), *below)
 
 

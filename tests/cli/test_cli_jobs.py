@@ -123,6 +123,41 @@ def test_what_ended_elsewhere_is_not_followed_nor_cancelled_beside_what_is_at_wo
     assert sorted(done[2:]) == ["a", "b", "c"]
 
 
+def test_what_people_stopped_is_no_failure_and_what_had_ended_is_not_ended_again(
+    session: Session, recorder: Recorder, tmp_path: Path
+) -> None:
+    for name, rc, word in (
+        ("halted", 79, "stopped as asked"),
+        ("bench", 130, "interrupted"),
+        ("cut", 143, "cancelled"),
+    ):
+        with here(tmp_path) as connection:
+            run_job(connection, name, f"exit {rc}", limit=20, report=Reporter(Recorder()))
+        jobs.tell_result(session, name)
+        (event,) = [event for event in recorder.events if event.kind == "result"]
+        assert (event.text.endswith(f": {word}"), event.data) == (True, {"level": "warning", "rc": str(rc)})
+        recorder.events.clear()
+        jobs.list_jobs(session)
+        assert "failed" not in told(recorder)
+        assert jobs.cancel_job(session, name) == 0
+        (event,) = [event for event in recorder.events if event.kind == "result"]
+        assert event.text.endswith(f": had ended before ({word})")
+        recorder.events.clear()
+
+
+@pytest.mark.parametrize(("count", "said"), [(10, "jobs:"), (11, "jobs (10 of 11; `invoke jobs` lists all):")])
+def test_a_name_that_no_job_has_is_told_of_how_many_there_are(
+    session: Session, monkeypatch: pytest.MonkeyPatch, count: int, said: str
+) -> None:
+    told = {"name": "base", "who": "ann", "changes": True, "since": 0.0, "ended": 1.0, "tail": (), "state": "0"}
+    many = [Job(label=f"base-{n:02}", **told) for n in range(count)]  # type: ignore[arg-type]
+    monkeypatch.setattr(follow, "list_jobs", lambda _connection: many)
+    with pytest.raises(UsageError) as caught:
+        jobs.cancel_job(session, "nope")
+    assert caught.value.details[0] == said
+    assert len(caught.value.details) == 11
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

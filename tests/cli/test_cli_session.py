@@ -69,5 +69,6 @@ def test_the_cause_is_told_before_what_it_left_undone_and_a_failure_is_more_than
         Outcome("c", None, UsageError("no such key", host="c")),
     ]
     assert session.tell_errors(outcomes) == 1
-    assert [event.host for event in said.events] == ["b", "c", "a"]
+    told = [(event.host, event.data["state"]) for event in said.events]
+    assert told == [("b", "failed"), ("c", "failed"), ("a", "left-out")]
     assert (session.tell_errors(outcomes[2:]), session.tell_errors([])) == (2, 0)
