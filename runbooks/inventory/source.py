@@ -103,7 +103,8 @@ def read(text: str) -> Document:
             document.value = _build(loader, node, (), document, frozenset())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        document.problems.append(Problem(mark.line + 1 if mark else 0, "", _plain(error, text)))
+        problem = Problem(mark.line + 1 if mark else 0, "", _plain(error, text))
+        document.problems.append(_open_quote(error, text) or problem)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(Problem(line, "", f"not YAML: {str(error).splitlines()[0]}"))
@@ -162,6 +163,32 @@ def _refuse_repeats(loader: _Loader, node: yaml.MappingNode, path: Path, documen
 def _key(loader: _Loader, node: yaml.Node) -> str:
     """Keys are kept as they are written: `32:` in a mapping is "32", and its struct decides if that is a number."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else "<a list or mapping as a key>"
+
+
+def _open_quote(error: yaml.MarkedYAMLError, text: str) -> Problem | None:
+    """Where a quote is missing, YAML stumbles over the next one, pages below: the line where the open one begins."""
+    if error.context == "while scanning a quoted scalar" and error.context_mark:
+        return Problem(error.context_mark.line + 1, "", "not YAML: a quote is opened here, and never closed")
+    if error.problem_mark is None or error.context not in (
+        "while parsing a block mapping",
+        "while parsing a flow mapping",
+    ):
+        return None
+    above: yaml.ScalarToken | None = None
+    try:
+        for token in yaml.scan(text, Loader=_Reader):
+            if token.start_mark.index >= error.problem_mark.index:
+                break
+            if isinstance(token, yaml.ScalarToken) and token.style in ("'", '"'):
+                above = token
+    except yaml.YAMLError:  # the scanner itself stumbles behind it
+        pass
+    if above is None or above.start_mark.line == above.end_mark.line or above.end_mark.line != error.problem_mark.line:
+        return None
+    ends = above.end_mark.line + 1
+    return Problem(
+        above.start_mark.line + 1, "", f"not YAML: the quote that is opened here ends on line {ends}; is one missing?"
+    )
 
 
 def _plain(error: yaml.MarkedYAMLError, text: str) -> str:

@@ -154,6 +154,22 @@ def test_broken_files(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('a: 1\nb:\n  c: "open\n  d: 2\n  e: "x"\nf: 3\n', 3, "the quote that is opened here ends on line 5"),
+        ("a: 'open\nb: 'x'\n", 1, "the quote that is opened here ends on line 2"),
+        ("a: {b: 'open,\n  c: 'x'}\n", 1, "the quote that is opened here ends on line 2"),
+        ("a: 1\nb: 'open\nc: 2\n", 2, "a quote is opened here, and never closed"),
+        ("a: 'fine,\n  on two lines'\nb: 1\n c: 2\n", 4, "not YAML"),  # another mistake, below a whole quote
+    ],
+)
+def test_a_quote_that_is_not_closed_is_named_where_it_begins(tmp_path: Path, text: str, line: int, said: str) -> None:
+    told = refused(tmp_path, text)
+    assert f":{line}  " in told
+    assert said in told
+
+
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no inventory at .*nowhere\.yaml") as caught:
         load(tmp_path / "nowhere.yaml")
