@@ -47,15 +47,17 @@ class Rollout:
     stop_after: int | None = None
 
     @classmethod
-    def read(cls, *, serial: str = "", parallel: int = 0, stop_after_failures: int = 0) -> Rollout:
-        """From what people typed; "" and 0 are not given. Raises UsageError."""
+    def read(cls, *, serial: str = "", parallel: int = MAX_PARALLEL, stop_after_failures: int = 0) -> Rollout:
+        """From what people typed; all side by side without a `serial`; 0 failures: go on. Raises UsageError."""
         if serial and not re.fullmatch(r"[1-9][0-9]{0,5}|([1-9][0-9]?|100)%", serial):
             raise UsageError(f"--serial {serial[:40]}: a number of hosts, or a share of them such as 25%")
-        if parallel < 0:
+        if parallel < 1:
             raise UsageError(f"--parallel {parallel}: a number of hosts, at least 1")
         if stop_after_failures < 0:
-            raise UsageError(f"--stop-after-failures {stop_after_failures}: a number of hosts, at least 1")
-        return cls(serial=serial, parallel=parallel or MAX_PARALLEL, stop_after=stop_after_failures or None)
+            raise UsageError(
+                f"--stop-after-failures {stop_after_failures}: a number of hosts; 0: go on with the others"
+            )
+        return cls(serial=serial, parallel=parallel, stop_after=stop_after_failures or None)
 
     def batches(self, hosts: Sequence[str]) -> list[Sequence[str]]:
         """The hosts in their order, in batches; a share is rounded down, and at least one host."""

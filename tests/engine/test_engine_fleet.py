@@ -37,7 +37,7 @@ def test_batches(serial: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"serial": word} for word in ("0", "-1", "x", "0%", "101%", "5 %")]
-    + [{"parallel": -1}, {"stop_after_failures": -2}],
+    + [{"parallel": -1}, {"parallel": 0}, {"stop_after_failures": -2}],
 )
 def test_wrong_values_are_usage_errors(wrong: dict[str, int | str]) -> None:
     with pytest.raises(UsageError, match="--"):
