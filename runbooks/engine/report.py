@@ -15,7 +15,7 @@ An event has a kind, a host or none, a text, and data by kind. With `--json` eac
 | step     | state: changed, would-change, failed, undecided; diff: lines; unified: text       |
 | table    | columns, rows                                                                     |
 | result   | the outcome of a host or a command: state (ok, changed, would-change, left-out,   |
-|          | failed, or a release's verdict) or level; state failed, of an error: message, details        |
+|          | failed, or a release's verdict) or level; left-out, failed: message, details      |
 |          | (lines), step, next (a command), page; null: none. And by command:                |
 |          | provision: changed, unchanged, would_change; deploy: release, seconds, observed;  |
 |          | health: checks, page; gateways: workers; canary: verdict, findings, causes,       |
