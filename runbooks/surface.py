@@ -107,7 +107,9 @@ def _option(argument: Argument) -> str:
 
 class _MendedTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        told = dict(self.help)
         arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
+        self.help = told  # Invoke takes it out while it reads it: whoever asks next would find options without a word
         for argument in arguments:
             if argument.kind in (int, float):
                 argument.__class__ = _Number

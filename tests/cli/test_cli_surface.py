@@ -250,6 +250,14 @@ def test_help_of_a_task_that_must_be_told_something(words: list[str], flag: str)
     assert f"{words[0]} [--options]" in done.stdout
 
 
+@pytest.mark.parametrize("task", ["unlock", "adopt", "provision", "bench.compare"])
+def test_help_says_the_same_behind_a_task_as_before_it(task: str) -> None:
+    """Invoke takes an option's help out of a task as it reads it: the second reader found none."""
+    before = invoke("--help", task).stdout
+    assert "the inventory file" in before or "--out" in before
+    assert invoke(task, "--help").stdout == before
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
