@@ -254,7 +254,7 @@ def test_help_of_a_task_that_must_be_told_something(words: list[str], flag: str)
 def test_help_says_the_same_behind_a_task_as_before_it(task: str) -> None:
     """Invoke takes an option's help out of a task as it reads it: the second reader found none."""
     before = invoke("--help", task).stdout
-    assert "the inventory file" in before or "--out" in before
+    assert re.search(r"^  --[\w-]+(=\w+)? {2,}\w", before, re.MULTILINE), before
     assert invoke(task, "--help").stdout == before
 
 
