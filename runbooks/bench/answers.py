@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from runbooks.bench.charts import number
 from runbooks.bench.results import BenchResult
-from runbooks.bench.words import load
+from runbooks.bench.words import doubts, half_of, load, plus_minus
 
 Check = tuple[str, str, bool | None]  # of the validity strip: what, its value, whether it is well; None: nobody tells
 Tone = Literal["good", "warn", "bad", ""]
@@ -39,8 +39,8 @@ def _fast(result: BenchResult) -> Answer:
     top = max((p for p in result.points if p["valid"]), key=_height, default=None)
     if top is None:
         return Answer("How fast is it?", "Not known", ("No point is VALID, so there is no number to use.",), "bad")
-    rate, decode, half = top["tok_s"], top["decode_tok_s"], top["tok_s_ci"]
-    known = f"{number(rate)} tok/s" + (f" ±{half / rate:.1%}" if half else "")
+    rate, decode, half = top["tok_s"], top["decode_tok_s"], half_of(top)
+    known = f"{number(rate)} tok/s" + (f" {plus_minus(half)}" if half else "")
     at = f"at {load(top)}"
     more = [f"{at} while all of them decode; {known} with the pauses for prompts"] if decode else [f"{at}, end to end"]
     if decode and top["ttft_ms"]:
@@ -61,9 +61,12 @@ def _believe(result: BenchResult, checks: Sequence[Check], proof: str) -> Answer
     wrong = [f"{what}: {value}" for what, value, well in checks if well is False and what != "valid points"]
     if not valid:
         return Answer("Can I believe it?", "No", (counted, *wrong), "bad")
+    unsure = doubts(result.points)
     if wrong or valid < asked:
-        return Answer("Can I believe it?", "In part", (counted, *wrong, proof), "warn")
+        return Answer("Can I believe it?", "In part", (counted, *wrong, *unsure, proof), "warn")
     apart = [f"{what} {value}" for what, value, _ in checks if what.startswith("passes apart")]
+    if unsure:
+        return Answer("Can I believe it?", "Yes, but", (*unsure, counted, *apart, proof), "warn")
     return Answer("Can I believe it?", "Yes", (counted, *apart, proof), "good")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from runbooks.bench.charts import number
 from runbooks.bench.results import FORMAT, BenchResult, assess, named, reading
-from runbooks.bench.words import load
+from runbooks.bench.words import NOISY, load, plus_minus
 from runbooks.engine.errors import UsageError
 from runbooks.engine.printers import printer
 from runbooks.engine.report import Reporter
@@ -39,9 +39,11 @@ class Point:
     def word(self) -> str:
         if self.noise is None:
             return "noise not known"
-        if abs(self.change) <= self.noise:
-            return "no difference"
-        return "faster" if self.change > 0 else "slower"
+        if abs(self.change) > self.noise:
+            return "faster" if self.change > 0 else "slower"
+        if abs(self.change) + self.noise > NOISY:  # what the interval holds would matter if it were so
+            return "cannot tell: the noise is larger"
+        return "no difference"
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
             number(point.before),
             number(point.now),
             f"{point.change:+.1%}",
-            "-" if point.noise is None else f"±{point.noise:.1%}",
+            "-" if point.noise is None else plus_minus(point.noise),
             point.word,
         ]
         for point in points
@@ -176,7 +178,7 @@ def list_results(out: str, reporter: Reporter | None = None) -> int:
     """The runs below a folder, newest first, from what they wrote down: nothing is computed again."""
     reporter = reporter or Reporter(printer(json_lines=False, plain=False))
     try:
-        found = sorted(_listed(expand(out)), reverse=True)
+        found = sorted(_listed(expand(out)), key=_age, reverse=True)
         if found:
             reporter.table(f"results in {out}", ("run", "verdict", "valid", "highest tok/s"), found)
         else:
@@ -187,7 +189,9 @@ def list_results(out: str, reporter: Reporter | None = None) -> int:
 
 
 def _listed(out: Path) -> Iterator[list[str]]:
-    for path in out.glob("*/points.json"):
+    paths = [path for places in ("*/points.json", "*-tune/*/points.json") for path in out.glob(places)]
+    for path in paths:
+        name = str(path.parent.relative_to(out))
         try:
             told = json.loads(path.read_text())
             if told.get("format") != FORMAT:
@@ -197,10 +201,16 @@ def _listed(out: Path) -> Iterator[list[str]]:
             valid = [point["tok_s"] for point in points if point["valid"]]
             top = number(max(valid)) if valid else "-"
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            yield [path.parent.name, "not readable", "-", "-"]
+            yield [name, "not readable", "-", "-"]
         else:
             word = _why_none(points) if word == "no verdict" else word
-            yield [path.parent.name, word, f"{len(valid)} of {asked}", top]
+            yield [name, word, f"{len(valid)} of {asked}", top]
+
+
+def _age(row: Sequence[str]) -> tuple[bool, str]:
+    """Newest first, where the name says when it was; one without a date, as the example's, is the last."""
+    name = row[0].rpartition("/")[2]
+    return name[:4].isdigit(), name
 
 
 def _why_none(points: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from runbooks.bench import charts, hardware
@@ -13,6 +15,7 @@ from runbooks.bench.words import judged, top_of
 
 LANES = 64  # streams that are drawn
 SPAN = 12.0  # seconds of them
+GAP = 4.0  # times the usual distance of two samples: where they are further apart, a line would be made up
 
 
 def of(result: BenchResult) -> dict[str, str]:
@@ -50,9 +53,22 @@ def _cards(
     for point in result.points:
         for window in point["windows"]:
             charts.shade(chart, [(at - begin) * 1e-9 for at in window], str(point["concurrency"]))
-    charts.band(chart, [(float(at), min(all_), max(all_)) for at, all_ in sorted(seconds.items())], "measured")
-    charts.line(chart, series, "measured")
+    for part in unbroken(series):
+        charts.band(chart, [(at, min(seconds[int(at)]), max(seconds[int(at)])) for at, _ in part], "measured")
+        charts.line(chart, part, "measured")
     return charts.svg(chart, label)
+
+
+def unbroken(series: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:
+    """The parts between which nobody measured: in a run that broke off and was resumed, nothing is known of the gap."""
+    apart = GAP * median(after - at for (at, _), (after, _) in pairwise(series))
+    part = [series[0]]
+    for one in series[1:]:
+        if one[0] - part[-1][0] > apart:
+            yield part
+            part = []
+        part.append(one)
+    yield part
 
 
 def _lanes(result: BenchResult) -> str:

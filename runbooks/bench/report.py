@@ -11,7 +11,7 @@ from runbooks.bench import answers, compare, figures, measured, overtime, tables
 from runbooks.bench.answers import Check
 from runbooks.bench.results import BenchResult
 from runbooks.bench.validity import cached_of
-from runbooks.bench.words import attempts, judged, load, streams, top_of
+from runbooks.bench.words import attempts, doubts, judged, load, streams, top_of
 from runbooks.engine.report import Reporter
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
@@ -24,13 +24,14 @@ def show(result: BenchResult, reporter: Reporter, host: str | None = None) -> No
     reporter.heading(f"{verdict.word}: {verdict.line}")
     if about := result.run.get("about"):
         reporter.note(f"what this is: {about}", host=host, level="warning")
-    title = "tok/s: end to end; decode: while all streams decode; times in ms"
-    reporter.table(title, tables.SCREEN, tables.short_rows(result), host=host)
+    reporter.table(tables.TITLE, tables.SCREEN, tables.short_rows(result), host=host)
     for point in result.points:
         for fault in point["faults"]:
             reporter.note(f"{load(point)} INVALID: {fault}", host=host, level="warning")
         for text in attempts(point):
             reporter.note(text, host=host)
+    for text in doubts(result.points):
+        reporter.note(text, host=host, level="warning")
     said = [verdict.against_reference, verdict.counterfactual, verdict.collectives, verdict.advice]
     said += [*verdict.evidence, verdict.interference]
     for text in (*said, *verdict.contradictions):
@@ -122,6 +123,7 @@ def _render(
         judged=judged,
         columns=columns,
         rows=rows,
+        legend=tables.legend(result),
         answers=answers.of(result, strip(result), proof(result)),
         strip=strip(result),
         proof=proof(result),

@@ -93,15 +93,15 @@ def judge(
     well = {p["concurrency"]: p for p in points if p["valid"] and p["step_ms"]}
     steps = {b: point["step_ms"] for b, point in well.items()}
     against = _against(points, reference)
+    unusable = collectives.reason if isinstance(collectives, Unusable) else ""
     if not steps:
-        return Verdict(
-            "no verdict", "No valid point with a decode step: nothing can be said.", against_reference=against
-        )
+        line = "No valid point with a decode step: nothing can be said."
+        return Verdict("no verdict", line, against_reference=against, collectives=unusable)
     top = max(steps)
     rate = top / steps[top] * 1e3
     if ceiling is None:
         line = f"At {streams(top)}: {rate:,.0f} tok/s. Its GPU is not in the table of known cards: no floor is known."
-        return Verdict("no verdict", line, against_reference=against)
+        return Verdict("no verdict", line, against_reference=against, collectives=unusable)
     return _judged(well, steps, ceiling, limits, settings, collectives, against)
 
 
@@ -247,4 +247,4 @@ def _against(points: Sequence[Mapping[str, Any]], reference: Mapping[int, float]
     parts = ", ".join(
         f"{ratio:.0%} at {streams(b)}" for b, ratio in (known if len(known) < 3 else (known[0], known[-1]))
     )
-    return f"Against the reference sweep: {parts}."
+    return f"Decode against the reference sweep: {parts}."

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NOISY = 0.05
+"""Half the 95 % interval of a rate, in parts of it: what is known less well is marked. By so much two passes over one
+sweep may differ before they are INVALID, and a difference that people act on is no smaller."""
+
 
 def load(point: Mapping[str, Any]) -> str:
     """What a point was asked: `64 streams`, or `4 requests/s` in an open loop."""
@@ -19,6 +23,37 @@ def judged(point: Mapping[str, Any]) -> str:
 def top_of(points: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The point of the most streams that has a rate, valid or not: what is shown over time."""
     return max((point for point in points if point["tok_s"]), key=lambda point: int(point["concurrency"]), default=None)
+
+
+def half_of(point: Mapping[str, Any]) -> float | None:
+    """Half the 95 % interval of tok/s, in parts of it. None: too few tokens, or a pause, to say."""
+    rate, half = point["tok_s"], point["tok_s_ci"]
+    return None if half is None or not rate else half / rate
+
+
+def plus_minus(part: float) -> str:
+    """`±0.8%`, `±30%`."""
+    return f"±{part:.0%}" if part >= 0.095 else f"±{part:.1%}"
+
+
+def noisy(point: Mapping[str, Any]) -> str:
+    """`±30%` where the rate of a VALID point is known no better than that, and `± unknown`; else nothing."""
+    half = half_of(point)
+    if not point["valid"] or (half is not None and half <= NOISY):
+        return ""
+    return "± unknown" if half is None else plus_minus(half)
+
+
+def doubts(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence for each VALID point that is noisy."""
+    told = [(load(point), noisy(point)) for point in points]
+    return [
+        f"{what}: nobody can say how well it is known, its window is too short or has a pause"
+        if half == "± unknown"
+        else f"{what} is known to {half} only"
+        for what, half in told
+        if half
+    ]
 
 
 def streams(count: int) -> str:

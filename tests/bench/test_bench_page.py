@@ -14,6 +14,8 @@ from runbooks.bench.report import write
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+PAPER = 703  # pixels of A4 between its margins
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
@@ -27,7 +29,14 @@ addEventListener('load', () => {
   const svgs = [...document.querySelectorAll('svg')];
   const empty = svgs.filter(one => one.getBoundingClientRect().width < 250 || one.querySelectorAll('*').length < 8);
   const asked = performance.getEntriesByType('resource').map(one => one.name);
-  const told = {wide, charts: svgs.length, empty: empty.length, asked,
+  document.querySelector('.points').scrollIntoView({block: 'center'});
+  const box = document.querySelector('.points').getBoundingClientRect();
+  const cells = [...document.querySelectorAll('.points th, .points td')].map(one => {
+    const at = one.getBoundingClientRect(), x = (at.left + at.right) / 2, y = (at.top + at.bottom) / 2;
+    return {inside: at.right <= box.right + 1, free: x > box.right || document.elementFromPoint(x, y) === one};
+  });
+  const told = {wide, cells: cells.length, outside: cells.filter(one => !one.inside).length,
+    covered: cells.filter(one => !one.free).length, charts: svgs.length, empty: empty.length, asked,
     size: Math.min(...svgs.flatMap(svg => [...svg.querySelectorAll('text')].slice(0, 1)
       .map(one => one.getBoundingClientRect().height))),
     dark: matchMedia('(prefers-color-scheme: dark)').matches,
@@ -62,6 +71,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (folder / "report.html").read_text()
     (folder / "asked.html").write_text(text.replace("</body>", ASKED + "</body>"))
     (folder / "phone.html").write_text(PHONE)
+    paper = (folder / "asked.html").read_text().replace("@media print", "@media all")
+    (folder / "paper.html").write_text(paper.replace("<main>", f'<main style="width:{PAPER}px">'))
     return folder / "asked.html"
 
 
@@ -76,6 +87,19 @@ def test_nothing_fails_nothing_is_fetched_and_everything_fits(page: Path, name: 
     assert '"empty":0' in said, said
     assert int(re.search(r'"charts":(\d+)', said)[1]) >= 10  # type: ignore[index]
     assert float(re.search(r'"size":([\d.]+)', said)[1]) >= 8.0, said  # type: ignore[index]  # px: readable
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "whole"),
+    [("asked", 1200, True), ("asked", 1000, True), ("asked", 500, False), ("paper", 900, True)],
+)
+def test_no_cell_of_the_table_is_covered(page: Path, name: str, width: int, whole: bool) -> None:
+    """By another, as a column was that stood still while the rest scrolled; on paper nothing scrolls."""
+    seen = browse(page.with_name(f"{name}.html"), "--dump-dom", width=width)
+    said = re.search(r'data-told="([^"]+)"', seen)[1].replace("&quot;", '"')  # type: ignore[index]
+    assert int(re.search(r'"cells":(\d+)', said)[1]) > 8 * 12  # type: ignore[index]
+    assert '"covered":0' in said, said
+    assert not whole or '"outside":0' in said, said
 
 
 @pytest.mark.parametrize(

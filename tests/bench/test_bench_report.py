@@ -272,7 +272,8 @@ def test_report_only_shows_the_table_and_writes_the_page(tmp_path: Path) -> None
     assert (tmp_path / "out" / "report.html").exists()
     table = next(event for event in kept.events if event.kind == "table")
     assert [row[0] for row in table.data["rows"]] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert "ceiling" in table.data["columns"]
+    assert "of ceiling" in table.data["columns"]
+    assert [row[1] for row in table.data["rows"]][::6] == ["135 ±1.0%", "1,260 ±3.3%"]
 
 
 def test_bad_input(tmp_path: Path) -> None:

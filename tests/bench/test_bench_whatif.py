@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runbooks.bench import EXAMPLE, assess, report_only, words
+from runbooks.bench import EXAMPLE, assess, recompute_run, report_only, words
 from runbooks.bench.compare import Point, compare, compare_runs, list_results
 from runbooks.bench.results import BenchResult, named
 from runbooks.bench.whatif import WIRE, show, tables
@@ -138,7 +138,16 @@ def test_settings_that_differ_and_points_that_cannot_be_compared(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("change", "noise", "word"),
-    [(0.05, 0.02, "faster"), (-0.05, 0.02, "slower"), (0.05, 0.06, "no difference"), (0.5, None, "noise not known")],
+    [
+        (0.05, 0.02, "faster"),
+        (-0.05, 0.02, "slower"),
+        (0.01, 0.015, "no difference"),
+        (0.5, None, "noise not known"),
+        (0.05, 0.06, "cannot tell: the noise is larger"),
+        (-0.187, 0.245, "cannot tell: the noise is larger"),
+        (0.0, 0.06, "cannot tell: the noise is larger"),
+        (0.03, 0.035, "cannot tell: the noise is larger"),
+    ],
 )
 def test_no_word_inside_the_noise(change: float, noise: float | None, word: str) -> None:
     assert Point("8 streams", 8, 100.0, 100.0 * (1 + change), change, noise).word == word
@@ -155,6 +164,16 @@ def test_results_are_listed_and_compared_by_the_commands(tmp_path: Path) -> None
     assert rows[0][2] == "7 of 7"
     assert compare_runs(str(tmp_path / "one"), str(tmp_path / "one"), Reporter(Recorder())) == 0
     assert list_results(str(tmp_path / "nothing"), Reporter(Recorder())) == 0
+
+
+def test_results_are_newest_first_with_those_of_an_experiment_and_the_example_last(tmp_path: Path) -> None:
+    tuned = "2026-11-30T010203Z-glm5-a-tune"
+    names = ["2026-11-30T020000Z-a", f"{tuned}/2026-11-30T010999Z-glm5-a-quick", "2026-11-29T000000Z-a", "example"]
+    for name in names:
+        changed(tmp_path / Path(name).parent, Path(name).name, lambda run: None)
+    said = Recorder()
+    assert list_results(str(tmp_path), Reporter(said)) == 0
+    assert [row[0] for row in said.events[0].data["rows"]] == names
 
 
 @pytest.mark.parametrize(
@@ -196,6 +215,11 @@ def test_a_run_goes_by_a_part_of_its_name_that_no_other_has(tmp_path: Path, monk
     tuned = tmp_path / "results" / "2026-11-30T010203Z-glm5-a-tune"
     changed(tuned, "2026-11-30T010999Z-glm5-a-quick", lambda run: None)
     assert named("quick").parent == Path("results") / tuned.name  # the sweeps of an experiment are runs, too
+    listed = f"{tuned.name}/2026-11-30T010999Z-glm5-a-quick"
+    assert named(listed) == Path("results") / listed  # as `invoke results` names it
+    with pytest.raises(UsageError, match="holds the runs of an experiment; name one") as experiment:
+        recompute_run("tune", Reporter(Recorder()))
+    assert experiment.value.details == (f"results/{listed}",)
     with pytest.raises(UsageError, match="more than one run in results has that in its name") as refused:
         named("0056")
     assert len(refused.value.details) == 2
