@@ -230,6 +230,8 @@ def test_a_job_that_comes_up_or_ends_between_two_looks_is_not_called_killed(
     assert jobs._create(local, label, script, {"name": "between", "changes": True}) == "created"
     assert [job.state for job in list_jobs(local)] == ["running"]  # made, and about to be launched
     jobs._launch(local, "between", label, 20, changes=True, run="")
+    if state == "0":  # a look before it has come up at all would rightly say that it runs
+        local.ask(f"until [ -e {paths.JOBS}/{label}/pid ]; do sleep 0.02; done", deadline=20)
     assert [job.state for job in list_jobs(local)] == [state]
     local.ask(f"flock {paths.JOBS}/{label}/lock true", deadline=20)
 
