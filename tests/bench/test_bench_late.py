@@ -137,6 +137,8 @@ def test_a_resumed_run_goes_on_after_the_late_attempt(tmp_path: Path, monkeypatc
     [
         ({"client.late_p99_ms": 8.0}, True),
         ({"client.late_p99_ms": 0.5}, False),
+        ({"client.late_p99_ms": 2**20 / MS, "itl_ms": {"p50": 2.0}}, False),  # a bin's upper edge: 0.52 ms or more
+        ({"client.late_p99_ms": 2**21 / MS, "itl_ms": {"p50": 2.0}}, True),
         ({"client.late_p99_ms": 8.0, "client.cpu_share": 0.8}, False),  # its own limit: it would be late again
         ({"client.late_p99_ms": 8.0, "interrupted": True}, False),
         ({"client.late_p99_ms": 8.0, "requests.failed": 40}, False),
