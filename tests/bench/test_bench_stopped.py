@@ -42,5 +42,6 @@ def test_a_sweep_that_is_stopped_leaves_a_valid_partial_result(
     whole = bench("nothing", resume=True)
     assert [point["concurrency"] for point in whole.points] == [1, 2, 3]
     assert not any(point["interrupted"] for point in whole.points)
-    assert whole.run["loadgen"]["resumed"] == 1
+    late = list((whole.folder / "raw").glob("00-c1-again*.bin"))  # on a busy machine: measured anew, beside the first
+    assert whole.run["loadgen"]["resumed"] == (0 if late else 1)
     assert (whole.folder / "raw" / "00-c1.bin").read_bytes() == (part.folder / "raw" / "00-c1.bin").read_bytes()
