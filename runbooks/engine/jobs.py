@@ -56,8 +56,10 @@ end_all() {{
     sleep 0.3
   done
 }}
-bound() {{
-  [ "$(stat -c %s log)" -le {log_limit} ] || {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
+bound() {{  # where the file system can take out a file's beginning, nothing is lost that is written meanwhile
+  size=$(stat -c %s log)
+  [ "$size" -le {log_limit} ] || fallocate -c -o 0 -l $(( (size / 1048576 - 1) * 1048576 )) log 2>/dev/null ||
+    {{ tail -c 1048576 log >log.last; cat log.last >log; rm -f log.last; }}
 }}
 now() {{ read -r up rest </proc/uptime; echo "${{up%.*}}"; }}
 ( trap 'kill "$nap" 2>/dev/null; wait "$nap"; exit' TERM
